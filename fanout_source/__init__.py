@@ -1,0 +1,43 @@
+"""RabbitMQ publish/subscribe for Apache Spark: every streaming query is a subscriber."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .address import BrokerAddress
+    from .emit import FanoutHandler
+    from .errors import (
+        BrokerError,
+        BrokerRefused,
+        BrokerUnreachable,
+        ConnectionLost,
+        FanoutError,
+        OptionError,
+        PublishFailed,
+    )
+    from .publisher import Publisher
+
+__version__ = "0.1.0"
+__all__ = [
+    "BrokerAddress",
+    "BrokerError",
+    "BrokerRefused",
+    "BrokerUnreachable",
+    "ConnectionLost",
+    "FanoutError",
+    "FanoutHandler",
+    "OptionError",
+    "PublishFailed",
+    "Publisher",
+]
+
+# Imported on first use: a Spark worker that only reads rows loads neither pika nor the emitter.
+_HOMES = {"BrokerAddress": "address", "FanoutHandler": "emit", "Publisher": "publisher"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES.get(name, 'errors')}", __name__), name)

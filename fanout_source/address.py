@@ -1,0 +1,77 @@
+"""Where a broker is and who asks: the AMQP URL, parsed once, shown without its password."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+
+from .errors import OptionError
+
+LOCAL_BROKER = "amqp://guest:guest@127.0.0.1:5672/%2F"
+_DEFAULT_PORTS = {"amqp": 5672, "amqps": 5671}
+_ENCODE = "and percent-encode / ? # @ : % inside a password or virtual host (/ is %2F)"
+
+
+@dataclass(frozen=True)
+class BrokerAddress:
+    """One broker, one virtual host, one account. `str()` and `repr()` hold no password."""
+
+    host: str
+    port: int
+    vhost: str = "/"
+    username: str = "guest"
+    password: str = field(default="guest", repr=False)
+    tls: bool = False
+
+    @classmethod
+    def parse(cls, url: str) -> BrokerAddress:
+        """Read `amqp[s]://user:password@host:port/vhost`; everything but the host is optional.
+
+        As everywhere in RabbitMQ's world, the virtual host is percent-encoded (`/` is `%2F`),
+        and a missing or empty path means `/`.
+        """
+        # No message below quotes what follows the scheme: a password that is not
+        # percent-encoded can end up in any part of the URL.
+        try:
+            parts = urlsplit(url.strip())
+            port = parts.port
+        except ValueError:
+            raise OptionError(
+                "the broker's URL has no valid host and port: write amqp://user:password@host:5672/vhost, "
+                f"{_ENCODE}"
+            ) from None
+        if parts.scheme not in _DEFAULT_PORTS:
+            found = f"begins with {parts.scheme + '://'!r}" if "://" in url else "has no scheme"
+            raise OptionError(
+                f"the broker's URL {found}: write amqp://user:password@host:5672/vhost, or amqps:// for TLS"
+            )
+        if not parts.hostname:
+            raise OptionError("the broker's URL names no host: write amqp://user:password@host/vhost")
+        if parts.query or parts.fragment:
+            raise OptionError(
+                f"the broker's URL ends in '?…' or '#…': give such settings as options, {_ENCODE}"
+            )
+        if "/" in parts.path[1:]:
+            raise OptionError(f"the virtual host in the broker's URL contains '/': write it as %2F, {_ENCODE}")
+        return cls(
+            host=parts.hostname,
+            port=port or _DEFAULT_PORTS[parts.scheme],
+            vhost=unquote(parts.path[1:]) or "/",
+            username=unquote(parts.username) if parts.username is not None else "guest",
+            password=unquote(parts.password) if parts.password is not None else "guest",
+            tls=parts.scheme == "amqps",
+        )
+
+    @classmethod
+    def from_environment(cls) -> BrokerAddress:
+        """`FANOUT_URL`, or the broker on this machine."""
+        return cls.parse(os.environ.get("FANOUT_URL") or LOCAL_BROKER)
+
+    @property
+    def endpoint(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.endpoint}, virtual host {self.vhost!r}"

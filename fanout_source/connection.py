@@ -1,0 +1,202 @@
+"""The one place that opens connections, and the one that explains why one could not be.
+
+Everything is pika's `BlockingConnection`: set-up reads as straight lines of code, and the
+thread that owns a connection then drives it with `process_data_events`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import socket
+import ssl
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pika
+from pika import exceptions as amqp
+from pika.adapters.utils import connection_workflow as workflow
+
+from .address import BrokerAddress
+from .errors import BrokerError, BrokerRefused, BrokerUnreachable, ConnectionLost
+
+CONNECTION_TIMEOUT_SECONDS = 5.0
+HEARTBEAT_SECONDS = 30
+CLOSE_TIMEOUT_SECONDS = 2.0
+CONNECTION_FORCED, INTERNAL_ERROR = 320, 541
+
+# What pika logs, our errors say in one line. Programs that configure logging still get it;
+# the others are spared its tracebacks on stderr.
+logging.getLogger("pika").addHandler(logging.NullHandler())
+
+
+def open_connection(
+    address: BrokerAddress,
+    *,
+    timeout_seconds: float = CONNECTION_TIMEOUT_SECONDS,
+    heartbeat_seconds: int = HEARTBEAT_SECONDS,
+) -> pika.BlockingConnection:
+    """Connect and log in, once, within about `timeout_seconds`; a failure is a `BrokerError`."""
+    parameters = pika.ConnectionParameters(
+        host=address.host,
+        port=address.port,
+        virtual_host=address.vhost,
+        credentials=pika.PlainCredentials(address.username, address.password),
+        ssl_options=_ssl_options(address),
+        heartbeat=heartbeat_seconds,
+        socket_timeout=timeout_seconds,
+        stack_timeout=timeout_seconds,
+        client_properties={"connection_name": _connection_name()},
+    )
+    try:
+        return pika.BlockingConnection(parameters)
+    except Exception as error:
+        raise _explain_failed_open(error, address) from error
+
+
+def end_within(connection: pika.BlockingConnection, seconds: float) -> None:
+    """From any thread: whatever the connection is waiting for, it is over in `seconds`.
+
+    A broker that blocks publishers stops reading, so neither what was written nor a polite
+    close is ever answered; pika itself would wait for as long as that lasts.
+    """
+    stream: Any = connection._impl
+
+    def terminate() -> None:
+        if not stream.is_closed:
+            stream._terminate_stream(amqp.StreamLostError("the broker did not answer the close"))
+
+    with suppress(AttributeError, RuntimeError, OSError):  # its loop has ended already
+        stream._adapter_add_callback_threadsafe(
+            lambda: stream._adapter_call_later(seconds, terminate)
+        )
+
+
+def close_quietly(connection: pika.BlockingConnection) -> None:
+    """Close a connection that is no longer of interest, whatever state it is in."""
+    end_within(connection, CLOSE_TIMEOUT_SECONDS)
+    with suppress(amqp.AMQPError, OSError):
+        if connection.is_open:
+            connection.close()
+
+
+@contextmanager
+def explained(address: BrokerAddress, doing: str) -> Iterator[None]:
+    """Turn pika's errors about an open connection into a `BrokerError` that says `doing` what."""
+    try:
+        yield
+    except (amqp.AMQPError, OSError) as error:
+        raise explain(error, address, doing) from error
+
+
+def explain(error: BaseException, address: BrokerAddress, doing: str) -> BrokerError:
+    """The one-line error for something that went wrong on an open connection."""
+    if isinstance(error, BrokerError):
+        return error
+    if isinstance(error, amqp.ChannelClosedByBroker):
+        return BrokerRefused(
+            f"{doing}: the broker at {address} refused it: {error.reply_text}{_remedy(error, address)}"
+        )
+    if isinstance(error, amqp.ConnectionClosedByBroker):
+        temporary = error.reply_code in (CONNECTION_FORCED, INTERNAL_ERROR)
+        return (ConnectionLost if temporary else BrokerRefused)(
+            f"{doing}: the broker at {address} closed the connection: {error.reply_text}"
+        )
+    if isinstance(error, amqp.AMQPHeartbeatTimeout):
+        return ConnectionLost(f"{doing}: the broker at {address} stopped answering heartbeats")
+    return ConnectionLost(f"{doing}: the connection to the broker at {address} was lost: {_root(error)}")
+
+
+def _remedy(error: amqp.ChannelClosedByBroker, address: BrokerAddress) -> str:
+    if error.reply_code == 403:
+        return (
+            f"; grant it with: rabbitmqctl set_permissions -p '{address.vhost}' "
+            f"'{address.username}' '.*' '.*' '.*' (or narrower patterns)"
+        )
+    return ""
+
+
+def _explain_failed_open(error: Exception, address: BrokerAddress) -> BrokerError:
+    root = _root(error)
+    if isinstance(root, (amqp.ProbableAuthenticationError, amqp.AuthenticationError)):
+        return BrokerRefused(
+            f"the broker at {address.endpoint} refused the login of user {address.username!r}: "
+            "check the user name and the password"
+        )
+    if isinstance(root, amqp.ConnectionClosedByBroker) and root.reply_code == 403:
+        return BrokerRefused(
+            f"the broker at {address.endpoint} refused the login of user {address.username!r}: "
+            "check the user name and the password"
+        )
+    if isinstance(root, (amqp.ProbableAccessDeniedError, amqp.ConnectionClosedByBroker)):
+        return _explain_refused_vhost(root, address)
+    if isinstance(root, ssl.SSLCertVerificationError):
+        return BrokerRefused(
+            f"the certificate of the broker at {address.endpoint} was not accepted: "
+            f"{root.verify_message}"
+        )
+    if isinstance(root, socket.gaierror):
+        return BrokerUnreachable(
+            f"the broker's host {address.host!r} cannot be found: check its name in the URL"
+        )
+    if isinstance(root, ConnectionRefusedError):
+        return BrokerUnreachable(
+            f"no broker listens at {address.endpoint}: start it (here: make broker) or check the URL"
+        )
+    if isinstance(root, (workflow.AMQPConnectorStackTimeout, TimeoutError)):
+        return BrokerUnreachable(
+            f"nothing at {address.endpoint} answered as an AMQP broker in time: check host, port and firewall"
+        )
+    if isinstance(root, ssl.SSLError) or address.tls:
+        return BrokerUnreachable(
+            f"no TLS connection to {address.endpoint}: {root or type(root).__name__}; "
+            "check that the port speaks TLS (amqps is usually 5671, amqp 5672)"
+        )
+    return BrokerUnreachable(
+        f"{address.endpoint} does not speak AMQP 0-9-1 with us: {root or type(root).__name__}; "
+        "check the port (5672 is usual) and whether it wants TLS (amqps://)"
+    )
+
+
+def _explain_refused_vhost(error: Exception, address: BrokerAddress) -> BrokerError:
+    if "not found" in str(error):
+        return BrokerRefused(
+            f"the broker at {address.endpoint} has no virtual host {address.vhost!r}: "
+            f"check the end of the URL, or create it with: rabbitmqctl add_vhost '{address.vhost}'"
+        )
+    if "refused for user" in str(error):
+        return BrokerRefused(
+            f"user {address.username!r} has no access to virtual host {address.vhost!r} of the broker at "
+            f"{address.endpoint}; grant it with: rabbitmqctl set_permissions -p '{address.vhost}' "
+            f"'{address.username}' '.*' '.*' '.*'"
+        )
+    return BrokerRefused(f"the broker at {address.endpoint} closed the new connection: {error}")
+
+
+def _root(error: BaseException) -> BaseException:
+    """pika wraps what really happened in up to four layers; this is the innermost."""
+    while True:
+        inner: Any = getattr(error, "exception", None)
+        if inner is None and getattr(error, "exceptions", None):
+            inner = error.exceptions[-1]  # type: ignore[attr-defined]
+        if inner is None and error.args and isinstance(error.args[-1], BaseException):
+            inner = error.args[-1]
+        if not isinstance(inner, BaseException):
+            return error
+        error = inner
+
+
+def _ssl_options(address: BrokerAddress) -> pika.SSLOptions | None:
+    if not address.tls:
+        return None
+    return pika.SSLOptions(ssl.create_default_context(), address.host)
+
+
+def _connection_name() -> str:
+    """What an operator sees in the broker's list of connections."""
+    program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+    return f"fanout {program} {platform.node()}:{os.getpid()}"

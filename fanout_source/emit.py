@@ -1,0 +1,235 @@
+"""The emitting side: ship a Python program's own logs, or any message, to an exchange.
+
+    logging.getLogger().addHandler(FanoutHandler("amqp://…"))
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections import deque
+from datetime import datetime, timezone
+from typing import Any
+
+from . import log_record
+from .address import BrokerAddress
+from .errors import BrokerError
+from .log_record import SEVERITIES, Message
+from .publisher import Publisher
+
+__all__ = ["SEVERITIES", "FanoutHandler", "Message", "Publisher"]
+
+_BATCH = 1000
+_FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.5, 30.0
+_STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class FanoutHandler(logging.Handler):
+    """Ships log records from a background thread; never blocks or breaks the program.
+
+    Up to `capacity` records wait in memory while the broker is away; beyond that the oldest are
+    dropped, counted in `dropped`, and reported by a record of their own once the broker is back.
+    A record is kept until the broker has confirmed it, and may arrive twice (with the same
+    `message_id`) when the connection breaks in between. `flush()` and the program's exit wait at
+    most `flush_seconds`; what could not be delivered by then is said on stderr.
+
+    Records of pika's own loggers are left out: shipping them would feed on itself.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        exchange: str = "logs",
+        *,
+        app_id: str | None = None,
+        capacity: int = 10_000,
+        flush_seconds: float = 5.0,
+        level: int = logging.NOTSET,
+        **publisher_options: Any,
+    ) -> None:
+        super().__init__(level)
+        self._address = BrokerAddress.parse(url) if url else BrokerAddress.from_environment()
+        self._exchange = exchange
+        self._app_id = app_id or os.path.basename(sys.argv[0] or "python")
+        self._capacity = capacity
+        self._flush_seconds = flush_seconds
+        self._publisher_options = publisher_options
+        self._begin()
+        _close_at_exit(self)
+
+    @property
+    def dropped(self) -> int:
+        """How many records were given up because the buffer was full."""
+        return self._dropped
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name == "pika" or record.name.startswith("pika."):
+            return
+        try:
+            message = self._encode(record)
+        except Exception:
+            self.handleError(record)
+            return
+        if self._pid != os.getpid():
+            self._begin()  # a forked child has the buffer, but not the thread
+        with self._changed:
+            if self._closed_for_good:
+                return
+            self._enqueue(message)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="fanout-handler", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Wait until all records so far are confirmed, or `flush_seconds` have passed."""
+        deadline = time.monotonic() + self._flush_seconds
+        with self._changed:
+            while self._undelivered and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(left)
+            self._gave_up = self._undelivered > 0
+
+    def close(self) -> None:
+        if self._pid == os.getpid():
+            self._finish()
+        super().close()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._waiting: deque[Message] = deque()
+        self._under_way: list[Message] = []
+        self._thread: threading.Thread | None = None
+        self._dropped = self._dropped_unreported = 0
+        self._last_error: BrokerError | None = None
+        self._gave_up = self._closing = self._closed_for_good = False
+
+    @property
+    def _undelivered(self) -> int:
+        return len(self._waiting) + len(self._under_way)
+
+    def _enqueue(self, message: Message) -> None:
+        if self._undelivered >= self._capacity and self._waiting:
+            self._waiting.popleft()
+            self._dropped += 1
+            self._dropped_unreported += 1
+        self._waiting.append(message)
+
+    def _encode(self, record: logging.LogRecord) -> Message:
+        extras = {k: v for k, v in vars(record).items() if k not in _STANDARD_ATTRIBUTES}
+        if record.exc_info and record.exc_info[0] is not None:
+            extras["exception"] = "".join(traceback.format_exception(*record.exc_info))
+        if record.stack_info:
+            extras["stack"] = record.stack_info
+        return log_record.encode(
+            self.format(record) if self.formatter else record.getMessage(),
+            severity=severity_of(record.levelno),
+            logger=record.name,
+            app_id=self._app_id,
+            time=datetime.fromtimestamp(record.created, timezone.utc),
+            extras=extras,
+        )
+
+    def _run(self) -> None:
+        publisher: Publisher | None = None
+        retry_seconds = _FIRST_RETRY_SECONDS
+        while self._take_batch():
+            try:
+                publisher = publisher or Publisher(
+                    self._address, self._exchange, **self._publisher_options
+                )
+                reported = self._report_dropped(publisher)
+                for message in self._under_way:
+                    publisher.publish(*message)
+                publisher.flush()
+            except BrokerError as error:
+                if publisher is not None:
+                    publisher.close()
+                    publisher = None
+                self._note_failure(error)
+                self._pause(retry_seconds)
+                retry_seconds = min(2 * retry_seconds, _LAST_RETRY_SECONDS)
+                continue
+            retry_seconds = _FIRST_RETRY_SECONDS
+            with self._changed:
+                self._under_way = []
+                self._dropped_unreported -= reported
+                self._last_error = None
+                self._changed.notify_all()
+        if publisher is not None:
+            publisher.close()
+
+    def _take_batch(self) -> bool:
+        """Wait for records and put some under way; false when it is time to end."""
+        with self._changed:
+            while not self._undelivered and not self._closing:
+                self._changed.wait()
+            if self._closed_for_good:
+                return False
+            while self._waiting and len(self._under_way) < _BATCH:
+                self._under_way.append(self._waiting.popleft())
+            return bool(self._under_way)
+
+    def _report_dropped(self, publisher: Publisher) -> int:
+        count = self._dropped_unreported
+        if count:
+            text = f"{count} log records were dropped because the broker could not be reached in time"
+            publisher.publish(
+                *log_record.encode(text, severity="warning", logger=__name__, app_id=self._app_id)
+            )
+        return count
+
+    def _note_failure(self, error: BrokerError) -> None:
+        if self._last_error is None and logging.raiseExceptions:
+            _say(f"log records are kept in memory for now: {error}")
+        self._last_error = error
+
+    def _pause(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while not self._closed_for_good and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(left)
+
+    def _finish(self) -> None:
+        with self._changed:
+            if self._closed_for_good:
+                return
+            self._closing = True
+            self._changed.notify_all()
+        if not self._gave_up:
+            self.flush()
+        with self._changed:
+            self._closed_for_good = True
+            self._changed.notify_all()
+            lost, why = self._undelivered, self._last_error
+        if lost and logging.raiseExceptions:
+            _say(f"{lost} log records were not delivered{f': {why}' if why else ' in time'}")
+
+
+def severity_of(level: int) -> str:
+    """The severity that a level of `logging` stands for."""
+    return SEVERITIES[max(0, min(level // 10 - 1, len(SEVERITIES) - 1))]
+
+
+def _say(line: str) -> None:
+    if sys.stderr is not None:
+        print(f"fanout: {line}", file=sys.stderr)
+
+
+def _close_at_exit(handler: FanoutHandler) -> None:
+    """Deliver what waits while threads can still be started, which `logging.shutdown` is too
+    late for from Python 3.12 on."""
+    register = getattr(threading, "_register_atexit", atexit.register)
+    reference = weakref.ref(handler)
+
+    def close() -> None:
+        if (alive := reference()) is not None:
+            alive.close()
+
+    register(close)

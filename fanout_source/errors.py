@@ -1,0 +1,43 @@
+"""Everything that this package raises on purpose.
+
+    FanoutError
+    ├── OptionError             what was asked for cannot be
+    └── BrokerError             the broker could not do it
+        ├── BrokerUnreachable   nobody answers: trying again may help
+        ├── BrokerRefused       the broker said no: trying again will not help
+        ├── ConnectionLost      it worked, then it ended: trying again may help
+        └── PublishFailed       messages that the broker did not confirm
+
+Each message is one line that says what happened, where, and what to do next. None holds
+a password; the cause is chained.
+"""
+
+from __future__ import annotations
+
+
+class FanoutError(Exception):
+    """Base of all errors here; `str()` of it can be shown to a person as it is."""
+
+
+class OptionError(FanoutError, ValueError):
+    """An option, argument or address that cannot be used."""
+
+
+class BrokerError(FanoutError):
+    """The broker could not do what was asked of it."""
+
+
+class BrokerUnreachable(BrokerError):
+    """No AMQP broker answers at the address."""
+
+
+class BrokerRefused(BrokerError):
+    """The broker answered and said no."""
+
+
+class ConnectionLost(BrokerError):
+    """A connection that had worked ended."""
+
+
+class PublishFailed(BrokerError):
+    """Messages were handed over that the broker did not confirm."""

@@ -1,0 +1,102 @@
+"""What has to exist on the broker: exchanges, and (for subscribers) queues and bindings."""
+
+from __future__ import annotations
+
+import re
+
+import pika
+from pika.exceptions import ChannelClosedByBroker
+
+from .address import BrokerAddress
+from .connection import explain, explained
+from .errors import BrokerRefused, OptionError
+
+NOT_FOUND, ACCESS_REFUSED, PRECONDITION_FAILED = 404, 403, 406
+DECLARE_MODES = ("auto", "passive", "none")
+
+
+def ensure_exchange(
+    connection: pika.BlockingConnection,
+    address: BrokerAddress,
+    name: str,
+    *,
+    exchange_type: str = "fanout",
+    durable: bool = False,
+    declare: str = "auto",
+) -> None:
+    """See to it that the exchange exists with this type; create it when absent (`auto`).
+
+    An exchange that is there with the right type is taken as it is, durable or not, so that
+    programs which declare it differently work side by side, whoever starts first. That is what
+    a passive declaration would give; declaring actively first also finds an exchange of another
+    type, of which a passive one says nothing, and leaves no error in the broker's log when all
+    is well. An account without the right to configure gets the passive declaration.
+    """
+    if not name:
+        raise OptionError("the exchange has an empty name: the default exchange cannot be subscribed to")
+    if declare == "none":
+        return
+    if declare == "auto":
+        refused = _try_declare(connection, address, name, exchange_type, durable)
+        if refused is None:
+            return
+        if refused.reply_code == PRECONDITION_FAILED:
+            _accept_or_refuse_other_settings(refused, address, name, exchange_type)
+            return
+        if refused.reply_code != ACCESS_REFUSED:
+            raise explain(refused, address, f"declaring exchange {name!r}") from refused
+    _require_exchange(connection, address, name, may_create=declare == "auto")
+
+
+def _try_declare(
+    connection: pika.BlockingConnection,
+    address: BrokerAddress,
+    name: str,
+    exchange_type: str,
+    durable: bool,
+) -> ChannelClosedByBroker | None:
+    with explained(address, f"declaring exchange {name!r}"):
+        channel = connection.channel()
+        try:
+            channel.exchange_declare(name, exchange_type, durable=durable)
+        except ChannelClosedByBroker as error:
+            return error
+        channel.close()
+        return None
+
+
+def _accept_or_refuse_other_settings(
+    error: ChannelClosedByBroker, address: BrokerAddress, name: str, exchange_type: str
+) -> None:
+    # RabbitMQ compares the type before everything else: any other difference means that the
+    # type is right.
+    found = re.search(r"inequivalent arg '(\w+)'.*current is '?([^']+)'?", error.reply_text)
+    if found and found[1] != "type":
+        return
+    actual = found[2] if found else error.reply_text
+    raise BrokerRefused(
+        f"exchange {name!r} on the broker at {address} is of type {actual!r}, not {exchange_type!r}: "
+        "choose another exchange, or say that type"
+    ) from error
+
+
+def _require_exchange(
+    connection: pika.BlockingConnection, address: BrokerAddress, name: str, *, may_create: bool
+) -> None:
+    with explained(address, f"looking for exchange {name!r}"):
+        channel = connection.channel()
+        try:
+            channel.exchange_declare(name, passive=True)
+        except ChannelClosedByBroker as error:
+            if error.reply_code != NOT_FOUND:
+                raise
+            grant = (
+                f", or let this account create it: rabbitmqctl set_permissions -p '{address.vhost}' "
+                f"'{address.username}' '{re.escape(name)}' '.*' '.*'"
+                if may_create
+                else " (declare=passive never creates it)"
+            )
+            raise BrokerRefused(
+                f"there is no exchange {name!r} on the broker at {address}: have it created{grant}"
+            ) from error
+        channel.close()

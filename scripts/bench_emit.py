@@ -1,0 +1,120 @@
+"""How fast log records go out: our publisher with confirms against a bare pika loop without.
+
+Both send the same records to the same exchange with one queue bound, several times in turn. The
+last line is JSON; `rate_ratio` is ours over pika's, of the medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from uuid import uuid4
+
+import broker
+import pika
+from machine import SetupError
+from progress import Progress
+from sample_logs import sample_logs
+
+from fanout_source.address import BrokerAddress
+from fanout_source.connection import open_connection
+from fanout_source.errors import FanoutError
+from fanout_source.log_record import Message
+from fanout_source.publisher import Publisher
+
+
+def send_with_ours(address: BrokerAddress, exchange: str, messages: list[Message]) -> None:
+    with Publisher(address, exchange) as publisher:
+        for body, properties in messages:
+            publisher.publish(body, properties)
+
+
+def send_with_pika(address: BrokerAddress, exchange: str, messages: list[Message]) -> None:
+    connection = open_connection(address)
+    channel = connection.channel()
+    for body, properties in messages:
+        channel.basic_publish(exchange, "", body, properties)
+    connection.close()
+
+
+class Measured:
+    def __init__(self, name: str, send: Callable[..., None]) -> None:
+        self.name, self.send = name, send
+        self.seconds: list[float] = []
+        self.cpu_seconds: list[float] = []
+
+    def run(self, address: BrokerAddress, exchange: str, messages: list[Message]) -> None:
+        wall, cpu = time.perf_counter(), time.process_time()
+        self.send(address, exchange, messages)
+        self.seconds.append(time.perf_counter() - wall)
+        self.cpu_seconds.append(time.process_time() - cpu)
+
+    def rate(self, count: int) -> float:
+        return count / statistics.median(self.seconds)
+
+    def cpu_us(self, count: int) -> float:
+        return statistics.median(self.cpu_seconds) / count * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    count = arguments.count
+    address = broker.start().address
+    exchange = f"bench-{uuid4().hex[:8]}"
+    messages = list(sample_logs(count, size=200, seed=1))
+    ours = Measured("fanout_source, confirms", send_with_ours)
+    bare = Measured("bare pika, no confirms", send_with_pika)
+    watcher = open_connection(address)
+    channel = watcher.channel()
+    try:
+        channel.exchange_declare(exchange, "fanout")
+        queue = channel.queue_declare("", exclusive=True).method.queue
+        channel.queue_bind(queue, exchange)
+        with Progress("rounds", 2 * arguments.rounds) as progress:
+            for turn in range(arguments.rounds):
+                for place, side in enumerate((bare, ours) if turn % 2 else (ours, bare)):
+                    side.run(address, exchange, messages)
+                    _require_all(watcher, channel, queue, count)
+                    channel.queue_purge(queue)
+                    progress.update(2 * turn + place + 1)
+        channel.exchange_delete(exchange)
+    finally:
+        watcher.close()
+    _report(ours, bare, count)
+
+
+def _require_all(
+    watcher: pika.BlockingConnection, channel: pika.channel.Channel, queue: str, count: int
+) -> None:
+    deadline = time.monotonic() + 60
+    while (held := channel.queue_declare(queue, passive=True).method.message_count) < count:
+        if time.monotonic() > deadline:
+            raise SetupError(f"only {held} of {count} messages arrived")
+        watcher.sleep(0.05)
+
+
+def _report(ours: Measured, bare: Measured, count: int) -> None:
+    for side in (ours, bare):
+        print(f"{side.name:28} {side.rate(count):10,.0f} msg/s {side.cpu_us(count):8.1f} µs CPU/msg")
+    figures = {
+        "rate_ratio": round(ours.rate(count) / bare.rate(count), 2),
+        "cpu_ratio": round(ours.cpu_us(count) / bare.cpu_us(count), 2),
+        "messages": count,
+        "ours": {"per_second": round(ours.rate(count)), "cpu_us": round(ours.cpu_us(count), 1)},
+        "pika": {"per_second": round(bare.rate(count)), "cpu_us": round(bare.cpu_us(count), 1)},
+    }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (FanoutError, SetupError) as error:
+        sys.exit(f"bench_emit: {error}")

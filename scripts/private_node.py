@@ -1,0 +1,241 @@
+"""A RabbitMQ node of the project's own: another name, other ports, other folders.
+
+It runs the package's own scripts, as whoever calls, with every path and port of the node
+pointing into one folder; nothing of a system-wide RabbitMQ is read, used or touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from machine import SetupError
+
+from fanout_source.address import BrokerAddress
+from fanout_source.connection import open_connection
+from fanout_source.errors import FanoutError
+
+CONF = Path(__file__).resolve().parent.parent / "conf" / "rabbitmq.conf"
+START_TIMEOUT_SECONDS = 90
+STOP_TIMEOUT_SECONDS = 30
+PLUGINS = (
+    "rabbitmq_management",
+    "rabbitmq_consistent_hash_exchange",
+    "rabbitmq_stream",
+    "rabbitmq_event_exchange",
+    "rabbitmq_prometheus",
+)
+# Debian's wrappers in sbin insist on the system's user and node; these do not.
+_DEBIAN_BIN = Path("/usr/lib/rabbitmq/bin")
+_USUAL_PORTS = {"amqp": 5672, "management": 15672, "prometheus": 15692, "stream": 5552}
+
+
+def installed() -> bool:
+    return _script("rabbitmq-server") is not None and shutil.which("epmd") is not None
+
+
+def start(home: Path) -> tuple[str, str, dict[str, Any]]:
+    """Start the node that lives in `home`; returns its URL, its management URL, its process."""
+    home.mkdir(parents=True, exist_ok=True)
+    ports = _choose_ports()
+    environment = _environment(home, ports)
+    _write_configuration(home, ports)
+    # epmd first, in the foreground of its own session: Erlang would otherwise start one as a
+    # daemon that nobody can tell from the system's.
+    epmd = _spawn(["epmd", "-address", "127.0.0.1"], environment, home / "epmd.log")
+    server = _spawn([str(_script("rabbitmq-server"))], environment, home / "server.log")
+    process = {
+        "home": str(home),
+        "node": environment["RABBITMQ_NODENAME"],
+        "epmd": epmd.pid,
+        "server": server.pid,
+        "ports": ports,
+    }
+    url = f"amqp://guest:guest@127.0.0.1:{ports['amqp']}/%2F"
+    try:
+        _wait_for_handshake(url, server, home)
+    except BaseException:
+        stop(process)
+        raise
+    return url, f"http://127.0.0.1:{ports['management']}", process
+
+
+def stop(process: dict[str, Any]) -> None:
+    """End the node in good order, or by force when it does not go, and then its epmd."""
+    home = Path(process["home"])
+    beam = _read_pid(home / "node.pid")
+    _end(process["server"], home, gently=beam or process["server"])
+    _end(process["epmd"], home, gently=process["epmd"])
+
+
+def control(process: dict[str, Any], *arguments: str) -> str:
+    """Run `rabbitmqctl` against this node; what it printed."""
+    environment = _environment(Path(process["home"]), process["ports"])
+    done = subprocess.run(
+        [str(_script("rabbitmqctl")), "-q", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0:
+        raise SetupError(f"rabbitmqctl {' '.join(arguments)} failed: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _script(name: str) -> Path | None:
+    if (_DEBIAN_BIN / name).exists():
+        return _DEBIAN_BIN / name
+    found = shutil.which(name)
+    return Path(found) if found else None
+
+
+def _choose_ports() -> dict[str, int]:
+    """The usual port where it is free, any free one otherwise; all different."""
+    ports = {name: _free_port(usual) for name, usual in _USUAL_PORTS.items()}
+    with contextlib.ExitStack() as held:
+        for name in ("distribution", "epmd"):
+            listener = held.enter_context(socket.socket())
+            listener.bind(("127.0.0.1", 0))
+            ports[name] = listener.getsockname()[1]
+    return ports
+
+
+def _free_port(wanted: int) -> int:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("", wanted))
+        except OSError:
+            listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _environment(home: Path, ports: dict[str, int]) -> dict[str, str]:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("RABBITMQ_", "ERL_"))}
+    node = "fanout-" + hashlib.sha256(str(home).encode()).hexdigest()[:8] + "@localhost"
+    return inherited | {
+        "HOME": str(home),
+        "RABBITMQ_NODENAME": node,
+        "RABBITMQ_DIST_PORT": str(ports["distribution"]),
+        "RABBITMQ_MNESIA_BASE": str(home / "data"),
+        "RABBITMQ_LOG_BASE": str(home / "log"),
+        "RABBITMQ_PID_FILE": str(home / "node.pid"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "enabled_plugins"),
+        "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq.conf"),
+        "RABBITMQ_CONF_ENV_FILE": str(home / "rabbitmq-env.conf"),
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+        "ERL_EPMD_PORT": str(ports["epmd"]),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+    }
+
+
+def _write_configuration(home: Path, ports: dict[str, int]) -> None:
+    listeners = [
+        f"listeners.tcp.1 = 127.0.0.1:{ports['amqp']}",
+        "management.tcp.ip = 127.0.0.1",
+        f"management.tcp.port = {ports['management']}",
+        "prometheus.tcp.ip = 127.0.0.1",
+        f"prometheus.tcp.port = {ports['prometheus']}",
+        f"stream.listeners.tcp.1 = 127.0.0.1:{ports['stream']}",
+    ]
+    (home / "rabbitmq.conf").write_text(CONF.read_text() + "\n" + "\n".join(listeners) + "\n")
+    (home / "enabled_plugins").write_text(f"[{','.join(PLUGINS)}].\n")
+    (home / "rabbitmq-env.conf").write_text("")  # instead of the system's
+    (home / "node.pid").unlink(missing_ok=True)
+
+
+def _spawn(command: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    with open(log, "wb") as output:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def _wait_for_handshake(url: str, server: subprocess.Popen[bytes], home: Path) -> None:
+    address = BrokerAddress.parse(url)
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    last: Exception | None = None
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            raise SetupError(
+                f"rabbitmq-server ended with code {server.returncode} while starting; "
+                f"it said: {_tail(home / 'server.log')}"
+            )
+        try:
+            open_connection(address).close()
+            return
+        except FanoutError as error:
+            last = error
+            time.sleep(0.2)
+    raise SetupError(
+        f"rabbitmq-server did not answer within {START_TIMEOUT_SECONDS} s ({last}); see {home / 'log'}"
+    )
+
+
+def _tail(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return " | ".join(lines[-5:]) or f"nothing (see {log})"
+
+
+def _read_pid(file: Path) -> int | None:
+    try:
+        return int(file.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _end(leader: int, home: Path, *, gently: int) -> None:
+    """End the session that `leader` began: SIGTERM to `gently`, SIGKILL to all that stay."""
+    if gently in _members(leader, home):
+        _signal(gently, signal.SIGTERM)
+    if not _gone(leader, home, STOP_TIMEOUT_SECONDS):
+        for pid in _members(leader, home):
+            _signal(pid, signal.SIGKILL)
+        _gone(leader, home, STOP_TIMEOUT_SECONDS)
+
+
+def _members(leader: int, home: Path) -> list[int]:
+    """The living processes of the session that `leader` began for the node in `home`.
+
+    A process number can be somebody else's by now; the node's HOME cannot.
+    """
+    ours = f"HOME={home}\0".encode()
+    members = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            state, *fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            session = int(fields[2])
+            if session == leader and state != "Z" and ours in (entry / "environ").read_bytes():
+                members.append(int(entry.name))
+    return members
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _gone(leader: int, home: Path, timeout_seconds: float) -> bool:
+    deadline = time.monotonic() + timeout_seconds
+    while _members(leader, home):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(leader, os.WNOHANG)  # when it is our own child
+    return True
