@@ -47,13 +47,17 @@ class BrokerAddress:
                 f"the broker's URL {found}: write amqp://user:password@host:5672/vhost, or amqps:// for TLS"
             )
         if not parts.hostname:
-            raise OptionError("the broker's URL names no host: write amqp://user:password@host/vhost")
+            raise OptionError(
+                "the broker's URL names no host: write amqp://user:password@host/vhost"
+            )
         if parts.query or parts.fragment:
             raise OptionError(
                 f"the broker's URL ends in '?…' or '#…': give such settings as options, {_ENCODE}"
             )
         if "/" in parts.path[1:]:
-            raise OptionError(f"the virtual host in the broker's URL contains '/': write it as %2F, {_ENCODE}")
+            raise OptionError(
+                f"the virtual host in the broker's URL contains '/': write it as %2F, {_ENCODE}"
+            )
         return cls(
             host=parts.hostname,
             port=port or _DEFAULT_PORTS[parts.scheme],

@@ -108,7 +108,9 @@ def explain(error: BaseException, address: BrokerAddress, doing: str) -> BrokerE
         )
     if isinstance(error, amqp.AMQPHeartbeatTimeout):
         return ConnectionLost(f"{doing}: the broker at {address} stopped answering heartbeats")
-    return ConnectionLost(f"{doing}: the connection to the broker at {address} was lost: {_root(error)}")
+    return ConnectionLost(
+        f"{doing}: the connection to the broker at {address} was lost: {_root(error)}"
+    )
 
 
 def _remedy(error: amqp.ChannelClosedByBroker, address: BrokerAddress) -> str:

@@ -1,6 +1,6 @@
 """The emitting side: ship a Python program's own logs, or any message, to an exchange.
 
-    logging.getLogger().addHandler(FanoutHandler("amqp://…"))
+logging.getLogger().addHandler(FanoutHandler("amqp://…"))
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ __all__ = ["SEVERITIES", "FanoutHandler", "Message", "Publisher"]
 
 _BATCH = 1000
 _FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.5, 30.0
-_STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {
+    "message",
+    "asctime",
+    "taskName",
+}
 
 
 class FanoutHandler(logging.Handler):
@@ -39,7 +43,8 @@ class FanoutHandler(logging.Handler):
     `message_id`) when the connection breaks in between. `flush()` and the program's exit wait at
     most `flush_seconds`; what could not be delivered by then is said on stderr.
 
-    Records of pika's own loggers are left out: shipping them would feed on itself.
+    A formatter is not used: the text is the message, and what a format would add has fields of its
+    own. Records of pika's own loggers are left out: shipping them would feed on itself.
     """
 
     def __init__(
@@ -83,7 +88,9 @@ class FanoutHandler(logging.Handler):
                 return
             self._enqueue(message)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="fanout-handler", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run, name="fanout-handler", daemon=True
+                )
                 self._thread.start()
             self._changed.notify_all()
 
@@ -128,7 +135,7 @@ class FanoutHandler(logging.Handler):
         if record.stack_info:
             extras["stack"] = record.stack_info
         return log_record.encode(
-            self.format(record) if self.formatter else record.getMessage(),
+            record.getMessage(),
             severity=severity_of(record.levelno),
             logger=record.name,
             app_id=self._app_id,
@@ -179,7 +186,9 @@ class FanoutHandler(logging.Handler):
     def _report_dropped(self, publisher: Publisher) -> int:
         count = self._dropped_unreported
         if count:
-            text = f"{count} log records were dropped because the broker could not be reached in time"
+            text = (
+                f"{count} log records were dropped because the broker could not be reached in time"
+            )
             publisher.publish(
                 *log_record.encode(text, severity="warning", logger=__name__, app_id=self._app_id)
             )

@@ -1,7 +1,7 @@
 """A log record as it travels: JSON in the body, the same essentials as AMQP properties.
 
-    {"time": "2026-11-18T07:12:33.123456Z", "severity": "warning", "host": "web-1",
-     "logger": "shop.cart", "message": "stock is low", …extras}
+{"time": "2026-11-18T07:12:33.123456Z", "severity": "warning", "host": "web-1",
+ "logger": "shop.cart", "message": "stock is low", …extras}
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ import pika
 SEVERITIES = ("debug", "info", "warning", "error", "critical")
 CONTENT_TYPE = "application/json"
 HOST = platform.node()
-_JSON = json.JSONEncoder(
-    ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=str
-)
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=str)
 _PERSISTENT = 2  # so that a durable queue keeps it through a restart of the broker
 
 

@@ -106,8 +106,10 @@ class Publisher:
         with self._changed:
             if self._outbox_bytes >= MAX_WAITING_BYTES or self._lag >= MAX_UNCONFIRMED_MESSAGES:
                 self._wait_for_progress(
-                    lambda: self._outbox_bytes < MAX_WAITING_BYTES
-                    and self._lag < MAX_UNCONFIRMED_MESSAGES
+                    lambda: (
+                        self._outbox_bytes < MAX_WAITING_BYTES
+                        and self._lag < MAX_UNCONFIRMED_MESSAGES
+                    )
                 )
             if self._error is not None:
                 raise self._failure(self._error)
@@ -209,9 +211,11 @@ class Publisher:
     def _open_channel(self) -> Any:
         """A channel whose confirms come to `_on_confirmation`, which BlockingChannel cannot do."""
         blocking = self._connection.channel()
-        self._connection.add_on_connection_blocked_callback(self._on_blocked)
-        self._connection.add_on_connection_unblocked_callback(self._on_unblocked)
         channel: Any = blocking._impl
+        # Of the connection underneath: BlockingConnection keeps its own callbacks back until all
+        # is written, which a broker that blocks publishers prevents.
+        channel.connection.add_on_connection_blocked_callback(self._on_blocked)
+        channel.connection.add_on_connection_unblocked_callback(self._on_unblocked)
         channel.add_on_close_callback(self._on_channel_closed)
         if self._confirm:
             selected: list[Any] = []

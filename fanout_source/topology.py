@@ -33,7 +33,9 @@ def ensure_exchange(
     is well. An account without the right to configure gets the passive declaration.
     """
     if not name:
-        raise OptionError("the exchange has an empty name: the default exchange cannot be subscribed to")
+        raise OptionError(
+            "the exchange has an empty name: the default exchange cannot be subscribed to"
+        )
     if declare == "none":
         return
     if declare == "auto":
@@ -90,6 +92,11 @@ def _require_exchange(
         except ChannelClosedByBroker as error:
             if error.reply_code != NOT_FOUND:
                 raise
+            if name.startswith("amq."):
+                raise BrokerRefused(
+                    f"the broker at {address} has no exchange {name!r}, and names that begin with "
+                    "'amq.' are its own: choose another name"
+                ) from error
             grant = (
                 f", or let this account create it: rabbitmqctl set_permissions -p '{address.vhost}' "
                 f"'{address.username}' '{re.escape(name)}' '.*' '.*'"

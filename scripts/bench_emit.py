@@ -14,17 +14,17 @@ import time
 from collections.abc import Callable
 from uuid import uuid4
 
-import broker
 import pika
-from machine import SetupError
-from progress import Progress
-from sample_logs import sample_logs
 
+import broker
 from fanout_source.address import BrokerAddress
 from fanout_source.connection import open_connection
 from fanout_source.errors import FanoutError
 from fanout_source.log_record import Message
 from fanout_source.publisher import Publisher
+from machine import SetupError
+from progress import Progress
+from sample_logs import sample_logs
 
 
 def send_with_ours(address: BrokerAddress, exchange: str, messages: list[Message]) -> None:
@@ -102,7 +102,9 @@ def _require_all(
 
 def _report(ours: Measured, bare: Measured, count: int) -> None:
     for side in (ours, bare):
-        print(f"{side.name:28} {side.rate(count):10,.0f} msg/s {side.cpu_us(count):8.1f} µs CPU/msg")
+        print(
+            f"{side.name:28} {side.rate(count):10,.0f} msg/s {side.cpu_us(count):8.1f} µs CPU/msg"
+        )
     figures = {
         "rate_ratio": round(ours.rate(count) / bare.rate(count), 2),
         "cpu_ratio": round(ours.cpu_us(count) / bare.cpu_us(count), 2),

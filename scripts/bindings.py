@@ -7,10 +7,9 @@ from collections import defaultdict
 from typing import Any
 
 import broker
+from fanout_source.errors import FanoutError
 from machine import SetupError
 from management import Management
-
-from fanout_source.errors import FanoutError
 
 
 def main() -> None:

@@ -20,11 +20,10 @@ from typing import Any
 
 import docker_broker
 import private_node
-from machine import SetupError, apt_install, can_install
-
 from fanout_source.address import LOCAL_BROKER, BrokerAddress
 from fanout_source.connection import open_connection
 from fanout_source.errors import FanoutError
+from machine import SetupError, apt_install, can_install
 
 PROJECT = Path(__file__).resolve().parent.parent
 RUN = PROJECT / ".run"

@@ -1,8 +1,8 @@
 """Publishes log messages to a fanout exchange; every subscriber gets all of them.
 
-    emit_log.py "the printer is on fire" --severity error
-    tail -f app.log | emit_log.py -
-    emit_log.py --count 1000 --rate 50
+emit_log.py "the printer is on fire" --severity error
+tail -f app.log | emit_log.py -
+emit_log.py --count 1000 --rate 50
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ import time
 from collections.abc import Iterator
 
 import broker
-from machine import SetupError
-from progress import Progress
-from sample_logs import sample_logs
-
 from fanout_source import log_record
 from fanout_source.address import BrokerAddress
 from fanout_source.errors import FanoutError
 from fanout_source.log_record import SEVERITIES, Message
 from fanout_source.publisher import Publisher
+from machine import SetupError
+from progress import Progress
+from sample_logs import sample_logs
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -74,12 +73,18 @@ def _parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "text", nargs="?", help="the message; '-' sends each line of standard input, bytes untouched"
+        "text",
+        nargs="?",
+        help="the message; '-' sends each line of standard input, bytes untouched",
     )
     parser.add_argument("--count", type=_positive(int), help="send this many generated log records")
     parser.add_argument("--rate", type=_positive(float), help="records a second (default: at once)")
-    parser.add_argument("--size", type=_positive(int), help="pad generated records to this many bytes")
-    parser.add_argument("--url", help="default: FANOUT_URL, the broker of `make broker`, the local one")
+    parser.add_argument(
+        "--size", type=_positive(int), help="pad generated records to this many bytes"
+    )
+    parser.add_argument(
+        "--url", help="default: FANOUT_URL, the broker of `make broker`, the local one"
+    )
     parser.add_argument("--exchange", default="logs")
     parser.add_argument("--exchange-type", default="fanout")
     parser.add_argument("--severity", choices=SEVERITIES, help="default: info; generated: mixed")

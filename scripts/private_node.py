@@ -17,11 +17,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from machine import SetupError
-
 from fanout_source.address import BrokerAddress
 from fanout_source.connection import open_connection
 from fanout_source.errors import FanoutError
+from machine import SetupError
 
 CONF = Path(__file__).resolve().parent.parent / "conf" / "rabbitmq.conf"
 START_TIMEOUT_SECONDS = 90

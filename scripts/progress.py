@@ -25,9 +25,7 @@ class Progress:
         filled = 30 * done // self._total
         rate = done / seconds if seconds > 0 else 0
         bar = "█" * filled + "░" * (30 - filled)
-        self._stream.write(
-            f"\r{self._label} {bar} {done:,}/{self._total:,}  {rate:,.0f}/s \x1b[K"
-        )
+        self._stream.write(f"\r{self._label} {bar} {done:,}/{self._total:,}  {rate:,.0f}/s \x1b[K")
         self._stream.flush()
 
     def __enter__(self) -> Progress:

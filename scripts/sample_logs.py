@@ -36,8 +36,7 @@ _WEIGHTS = {"debug": 20, "info": 62, "warning": 12, "error": 5, "critical": 1}
 def sample_logs(
     count: int, *, size: int | None = None, severity: str | None = None, seed: int | None = None
 ) -> Iterator[Message]:
-    """`count` records; with `size`, each body has at least that many bytes, and exactly that
-    many where the record is not longer by itself."""
+    """`count` records; with `size`, bodies that are at least ten bytes shorter are padded to it."""
     chance = random.Random(seed)
     severities = [severity] if severity else list(_WEIGHTS)
     weights = None if severity else list(_WEIGHTS.values())
@@ -47,9 +46,9 @@ def sample_logs(
         text = template.format(n=chance.randrange(100_000), ms=chance.randrange(1, 300))
         host = chance.choice(_HOSTS)
         message = _record(text, chosen, host, logger, number, pad=0)
-        if size and len(message.body) < size:
-            pad = size - len(message.body)
-            message = _record(text, chosen, host, logger, number, pad=max(1, pad - len(',"pad":""')))
+        pad = (size or 0) - len(message.body) - len(',"pad":""')
+        if pad > 0:
+            message = _record(text, chosen, host, logger, number, pad=pad)
         yield message
 
 

@@ -1,0 +1,59 @@
+# Every target does its own set-up: a fresh clone needs no other command first.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+PYTHON ?= python3
+PY := .venv/bin/python
+READY := .venv/ready
+export MSG
+
+.PHONY: help
+help: ## Show this page
+	@echo "RabbitMQ publish/subscribe for Apache Spark. Targets:"; echo
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
+
+$(READY): setup.cfg pyproject.toml conf/constraints.txt scripts/setup.sh
+	@scripts/setup.sh $(PYTHON)
+
+.PHONY: setup
+setup: $(READY) ## Make .venv with the tested versions; check Java
+
+.PHONY: broker
+broker: $(READY) ## Start a RabbitMQ, or find the one that runs
+	@$(PY) scripts/broker.py start
+
+.PHONY: broker-stop
+broker-stop: $(READY) ## Stop the RabbitMQ that `make broker` started
+	@$(PY) scripts/broker.py stop
+
+.PHONY: broker-status
+broker-status: $(READY) ## Say where the broker is
+	@$(PY) scripts/broker.py status
+
+.PHONY: emit
+emit: broker ## Publish one log message: make emit MSG="hello"
+	@test -n "$$MSG" || { echo 'make emit needs a message: make emit MSG="hello"' >&2; exit 1; }
+	@$(PY) scripts/emit_log.py -- "$$MSG"
+
+.PHONY: bindings
+bindings: broker ## Show the exchanges and who is subscribed
+	@$(PY) scripts/bindings.py
+
+.PHONY: lint
+lint: $(READY) ## Check style (ruff) and types (mypy)
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+
+.PHONY: test
+test: $(READY) ## Run all tests, with a broker of their own
+	@$(PY) -m pytest
+
+.PHONY: bench-emit
+bench-emit: broker ## Measure publishing against a bare pika loop
+	@$(PY) scripts/bench_emit.py
+
+.PHONY: clean
+clean: ## Stop the broker and remove everything that was made here
+	@if [ -e .run ] && [ -e $(READY) ]; then $(PY) scripts/broker.py stop; fi
+	@rm -rf .run .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,83 @@
+"""A real broker for every test that asks, and a virtual host of its own for each."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from uuid import uuid4
+
+import pytest
+
+import broker as brokers
+from fanout_source.address import BrokerAddress
+from fanout_source.errors import FanoutError
+from machine import SetupError
+from management import Management
+
+PROJECT = Path(__file__).resolve().parent.parent
+SCRIPTS = PROJECT / "scripts"
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[brokers.Broker]:
+    """`FANOUT_TEST_URL`, or a broker that lives as long as the run. None to be had ends the run."""
+    run_dir = brokers.RUN / "test"
+    try:
+        running = brokers.start(run_dir, url_variable="FANOUT_TEST_URL", reap=True)
+    except (SetupError, FanoutError) as error:
+        pytest.exit(f"the tests need a broker: {error}", returncode=1)
+    yield running
+    brokers.stop(run_dir)
+
+
+@pytest.fixture(scope="session")
+def management(broker: brokers.Broker) -> Management:
+    return Management(broker)
+
+
+@pytest.fixture
+def vhost(management: Management, broker: brokers.Broker) -> Iterator[str]:
+    """A virtual host that exists for one test."""
+    name = f"test-{uuid4().hex[:12]}"
+    management.put("vhosts", name)
+    user = broker.address.username
+    everything = {"configure": ".*", "write": ".*", "read": ".*"}
+    management.put("permissions", name, user, body=everything)
+    yield name
+    management.delete("vhosts", name)
+
+
+@pytest.fixture
+def url(broker: brokers.Broker, vhost: str) -> str:
+    return broker.url[: broker.url.rindex("/") + 1] + quote(vhost, safe="")
+
+
+@pytest.fixture
+def address(broker: brokers.Broker, vhost: str) -> BrokerAddress:
+    return dataclasses.replace(broker.address, vhost=vhost)
+
+
+@pytest.fixture
+def script() -> Callable[..., list[str]]:
+    """The command line of one of the project's scripts."""
+    return lambda name, *arguments: [sys.executable, str(SCRIPTS / name), *map(str, arguments)]
+
+
+@pytest.fixture
+def eventually() -> Callable[..., Any]:
+    return wait_until
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout_seconds: float = 30) -> Any:
+    """Wait for a condition to hold and return its value; a time-out says what did not happen."""
+    deadline = time.monotonic() + timeout_seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {timeout_seconds} s, but not: {what}")
+        time.sleep(0.02)
+    return value
