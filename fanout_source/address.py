@@ -10,6 +10,7 @@ from .errors import OptionError
 
 LOCAL_BROKER = "amqp://guest:guest@127.0.0.1:5672/%2F"
 _DEFAULT_PORTS = {"amqp": 5672, "amqps": 5671}
+_WRITE = "write amqp://user:password@host:5672/vhost"
 _ENCODE = "and percent-encode / ? # @ : % inside a password or virtual host (/ is %2F)"
 
 
@@ -38,14 +39,11 @@ class BrokerAddress:
             port = parts.port
         except ValueError:
             raise OptionError(
-                "the broker's URL has no valid host and port: write amqp://user:password@host:5672/vhost, "
-                f"{_ENCODE}"
+                f"the broker's URL has no valid host and port: {_WRITE}, {_ENCODE}"
             ) from None
         if parts.scheme not in _DEFAULT_PORTS:
             found = f"begins with {parts.scheme + '://'!r}" if "://" in url else "has no scheme"
-            raise OptionError(
-                f"the broker's URL {found}: write amqp://user:password@host:5672/vhost, or amqps:// for TLS"
-            )
+            raise OptionError(f"the broker's URL {found}: {_WRITE}, or amqps:// for TLS")
         if not parts.hostname:
             raise OptionError(
                 "the broker's URL names no host: write amqp://user:password@host/vhost"

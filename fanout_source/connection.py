@@ -99,7 +99,8 @@ def explain(error: BaseException, address: BrokerAddress, doing: str) -> BrokerE
         return error
     if isinstance(error, amqp.ChannelClosedByBroker):
         return BrokerRefused(
-            f"{doing}: the broker at {address} refused it: {error.reply_text}{_remedy(error, address)}"
+            f"{doing}: the broker at {address} refused it: {error.reply_text}"
+            + _remedy(error, address)
         )
     if isinstance(error, amqp.ConnectionClosedByBroker):
         temporary = error.reply_code in (CONNECTION_FORCED, INTERNAL_ERROR)
@@ -147,11 +148,13 @@ def _explain_failed_open(error: Exception, address: BrokerAddress) -> BrokerErro
         )
     if isinstance(root, ConnectionRefusedError):
         return BrokerUnreachable(
-            f"no broker listens at {address.endpoint}: start it (here: make broker) or check the URL"
+            f"no broker listens at {address.endpoint}: "
+            "start it (here: make broker) or check the URL"
         )
     if isinstance(root, (workflow.AMQPConnectorStackTimeout, TimeoutError)):
         return BrokerUnreachable(
-            f"nothing at {address.endpoint} answered as an AMQP broker in time: check host, port and firewall"
+            f"nothing at {address.endpoint} answered as an AMQP broker in time: "
+            "check host, port and firewall"
         )
     if isinstance(root, ssl.SSLError) or address.tls:
         return BrokerUnreachable(
@@ -172,9 +175,9 @@ def _explain_refused_vhost(error: Exception, address: BrokerAddress) -> BrokerEr
         )
     if "refused for user" in str(error):
         return BrokerRefused(
-            f"user {address.username!r} has no access to virtual host {address.vhost!r} of the broker at "
-            f"{address.endpoint}; grant it with: rabbitmqctl set_permissions -p '{address.vhost}' "
-            f"'{address.username}' '.*' '.*' '.*'"
+            f"user {address.username!r} has no access to virtual host {address.vhost!r} of the "
+            f"broker at {address.endpoint}; grant it with: rabbitmqctl set_permissions "
+            f"-p '{address.vhost}' '{address.username}' '.*' '.*' '.*'"
         )
     return BrokerRefused(f"the broker at {address.endpoint} closed the new connection: {error}")
 

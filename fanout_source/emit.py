@@ -37,10 +37,10 @@ _STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {
 class FanoutHandler(logging.Handler):
     """Ships log records from a background thread; never blocks or breaks the program.
 
-    Up to `capacity` records wait in memory while the broker is away; beyond that the oldest are
-    dropped, counted in `dropped`, and reported by a record of their own once the broker is back.
-    A record is kept until the broker has confirmed it, and may arrive twice (with the same
-    `message_id`) when the connection breaks in between. `flush()` and the program's exit wait at
+    Up to `capacity` records wait in memory while the broker is away; beyond that the oldest that
+    are not just being sent are dropped, counted in `dropped`, and reported by a record of their own
+    once the broker is back. A record is kept until the broker has confirmed it, and may arrive twice
+    (with the same `message_id`) when the connection breaks in between. `flush()` and the program's exit wait at
     most `flush_seconds`; what could not be delivered by then is said on stderr.
 
     A formatter is not used: the text is the message, and what a format would add has fields of its
@@ -65,6 +65,8 @@ class FanoutHandler(logging.Handler):
         self._capacity = capacity
         self._flush_seconds = flush_seconds
         self._publisher_options = publisher_options
+        self._thread: threading.Thread | None = None
+        self._closed_for_good = False
         self._begin()
         _close_at_exit(self)
 
@@ -112,7 +114,7 @@ class FanoutHandler(logging.Handler):
         self._changed = threading.Condition()
         self._waiting: deque[Message] = deque()
         self._under_way: list[Message] = []
-        self._thread: threading.Thread | None = None
+        self._thread = None
         self._dropped = self._dropped_unreported = 0
         self._last_error: BrokerError | None = None
         self._gave_up = self._closing = self._closed_for_good = False

@@ -102,5 +102,5 @@ def _renew_ids() -> None:
     _prefix, _count = secrets.token_hex(10), itertools.count()
 
 
-_renew_ids()
+_prefix, _count = secrets.token_hex(10), itertools.count()
 os.register_at_fork(after_in_child=_renew_ids)

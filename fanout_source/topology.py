@@ -77,8 +77,8 @@ def _accept_or_refuse_other_settings(
         return
     actual = found[2] if found else error.reply_text
     raise BrokerRefused(
-        f"exchange {name!r} on the broker at {address} is of type {actual!r}, not {exchange_type!r}: "
-        "choose another exchange, or say that type"
+        f"exchange {name!r} on the broker at {address} is of type {actual!r}, "
+        f"not {exchange_type!r}: choose another exchange, or say that type"
     ) from error
 
 
@@ -98,7 +98,8 @@ def _require_exchange(
                     "'amq.' are its own: choose another name"
                 ) from error
             grant = (
-                f", or let this account create it: rabbitmqctl set_permissions -p '{address.vhost}' "
+                ", or let this account create it: "
+                f"rabbitmqctl set_permissions -p '{address.vhost}' "
                 f"'{address.username}' '{re.escape(name)}' '.*' '.*'"
                 if may_create
                 else " (declare=passive never creates it)"

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """How fast log records go out: our publisher with confirms against a bare pika loop without.
 
 Both send the same records to the same exchange with one queue bound, several times in turn. The

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Shows who is subscribed: the exchanges that have bindings, and the queues behind them."""
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def _describe(queue: dict[str, Any]) -> str:
     kind = "exclusive" if queue.get("exclusive") else "durable" if queue["durable"] else "transient"
     owner = queue.get("owner_pid_details") or {}
     peer = f", {owner['name'].split(' -> ')[0]}" if owner.get("name") else ""
-    return f"  {kind}, {queue.get('messages', 0)} messages, {queue.get('consumers', 0)} consumers{peer}"
+    messages, consumers = queue.get("messages", 0), queue.get("consumers", 0)
+    return f"  {kind}, {messages} messages, {consumers} consumers{peer}"
 
 
 if __name__ == "__main__":

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Hands out a RabbitMQ: to the Makefile as a program, to the tests as a module.
 
 In this order: `FANOUT_URL`, used as it is and never stopped; a private node of the machine's
@@ -85,7 +86,7 @@ def running(run_dir: Path = RUN) -> Broker | None:
 
 
 def current_url() -> str:
-    """For programs that use a broker: `FANOUT_URL`, the one `make broker` started, or the local one."""
+    """What programs use: `FANOUT_URL`, the one that `make broker` started, or the local one."""
     state = _read_state(RUN)
     return os.environ.get("FANOUT_URL") or (state.url if state else LOCAL_BROKER)
 

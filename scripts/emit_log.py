@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Publishes log messages to a fanout exchange; every subscriber gets all of them.
 
 emit_log.py "the printer is on fire" --severity error

@@ -48,5 +48,7 @@ def apt_install(*packages: str) -> None:
 def _sudo_works() -> bool:
     if shutil.which("sudo") is None:
         return False
-    asks = [] if sys.stdin.isatty() else ["-n"]
-    return subprocess.run(["sudo", *asks, "true"], capture_output=not asks == []).returncode == 0
+    # With a person at the keyboard sudo may ask for the password; otherwise it must not wait.
+    ask = sys.stdin.isatty()
+    command = ["sudo", "true"] if ask else ["sudo", "-n", "true"]
+    return subprocess.run(command, capture_output=not ask).returncode == 0

@@ -180,7 +180,8 @@ def _wait_for_handshake(url: str, server: subprocess.Popen[bytes], home: Path) -
             last = error
             time.sleep(0.2)
     raise SetupError(
-        f"rabbitmq-server did not answer within {START_TIMEOUT_SECONDS} s ({last}); see {home / 'log'}"
+        f"rabbitmq-server did not answer within {START_TIMEOUT_SECONDS} s ({last}); "
+        f"see {home / 'log'}"
     )
 
 
