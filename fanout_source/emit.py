@@ -38,10 +38,11 @@ class FanoutHandler(logging.Handler):
     """Ships log records from a background thread; never blocks or breaks the program.
 
     Up to `capacity` records wait in memory while the broker is away; beyond that the oldest that
-    are not just being sent are dropped, counted in `dropped`, and reported by a record of their own
-    once the broker is back. A record is kept until the broker has confirmed it, and may arrive twice
-    (with the same `message_id`) when the connection breaks in between. `flush()` and the program's exit wait at
-    most `flush_seconds`; what could not be delivered by then is said on stderr.
+    are not just being sent are dropped, counted in `dropped`, and reported by a record of their
+    own once the broker is back. A record is kept until the broker has confirmed it, and may arrive
+    twice (with the same `message_id`) when the connection breaks in between. `flush()` and the
+    program's exit wait at most `flush_seconds`; what could not be delivered by then is said on
+    stderr.
 
     A formatter is not used: the text is the message, and what a format would add has fields of its
     own. Records of pika's own loggers are left out: shipping them would feed on itself.
