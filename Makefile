@@ -4,6 +4,8 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 READY := .venv/ready
+# As it was typed: make would otherwise expand what looks like a variable in it.
+override MSG := $(value MSG)
 export MSG
 
 .PHONY: help

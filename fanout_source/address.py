@@ -56,12 +56,17 @@ class BrokerAddress:
             raise OptionError(
                 f"the virtual host in the broker's URL contains '/': write it as %2F, {_ENCODE}"
             )
+        if port == 0:
+            raise OptionError("the broker's URL has port 0: no broker can listen there")
+        vhost = _decode("virtual host", parts.path[1:]) or "/"
+        if len(vhost.encode()) > 255:
+            raise OptionError("the virtual host in the broker's URL is longer than 255 bytes")
         return cls(
             host=parts.hostname,
             port=port or _DEFAULT_PORTS[parts.scheme],
-            vhost=unquote(parts.path[1:]) or "/",
-            username=unquote(parts.username) if parts.username is not None else "guest",
-            password=unquote(parts.password) if parts.password is not None else "guest",
+            vhost=vhost,
+            username=_decode("user name", parts.username, "guest"),
+            password=_decode("password", parts.password, "guest"),
             tls=parts.scheme == "amqps",
         )
 
@@ -77,3 +82,14 @@ class BrokerAddress:
 
     def __str__(self) -> str:
         return f"{self.endpoint}, virtual host {self.vhost!r}"
+
+
+def _decode(what: str, encoded: str | None, default: str = "") -> str:
+    if encoded is None:
+        return default
+    try:
+        decoded = unquote(encoded, errors="strict")
+        decoded.encode()
+    except UnicodeError:
+        raise OptionError(f"the {what} in the broker's URL is not UTF-8") from None
+    return decoded

@@ -142,7 +142,7 @@ def _explain_failed_open(error: Exception, address: BrokerAddress) -> BrokerErro
             f"the certificate of the broker at {address.endpoint} was not accepted: "
             f"{root.verify_message}"
         )
-    if isinstance(root, socket.gaierror):
+    if isinstance(root, (socket.gaierror, UnicodeError)):  # UnicodeError: no possible name
         return BrokerUnreachable(
             f"the broker's host {address.host!r} cannot be found: check its name in the URL"
         )

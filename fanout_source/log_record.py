@@ -82,14 +82,19 @@ def properties(
 def _to_json(fields: dict[str, Any]) -> bytes:
     try:
         text = _JSON.encode(fields)
-    except (TypeError, ValueError, RecursionError):  # odd keys, NaN, a cycle
+    except Exception:  # odd keys, NaN, a cycle, a __str__ that fails
         text = _JSON.encode({name: _as_text(value) for name, value in fields.items()})
     # Lone surrogates (file names that are not UTF-8) go out escaped, not as an error.
     return text.encode("utf-8", "backslashreplace")
 
 
-def _as_text(value: Any) -> Any:
-    return value if value is None or isinstance(value, (str, bool, int)) else repr(value)
+def _as_text(value: Any) -> str | bool | None:
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    try:
+        return repr(value)
+    except Exception:
+        return f"<a {type(value).__name__} that cannot be shown>"
 
 
 def _next_id() -> str:

@@ -192,9 +192,9 @@ class Publisher:
                 if len(self._method_frames) < 1000:
                     self._method_frames[routing_key] = method
             header = frame.Header(self._channel_number, len(body), properties).marshal()
-        except AMQPError as error:
+        except (AMQPError, UnicodeError) as error:
             raise OptionError(
-                f"a routing key or property cannot be sent: {error} (AMQP allows 255 bytes)"
+                f"a routing key or property cannot be sent: {error} (AMQP allows 255 bytes, UTF-8)"
             ) from error
         if len(header) - _FRAME_OVERHEAD > self._body_max:
             raise OptionError(

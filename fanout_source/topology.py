@@ -32,10 +32,7 @@ def ensure_exchange(
     type, of which a passive one says nothing, and leaves no error in the broker's log when all
     is well. An account without the right to configure gets the passive declaration.
     """
-    if not name:
-        raise OptionError(
-            "the exchange has an empty name: the default exchange cannot be subscribed to"
-        )
+    require_exchange_name(name)
     if declare == "none":
         return
     if declare == "auto":
@@ -48,6 +45,20 @@ def ensure_exchange(
         if refused.reply_code != ACCESS_REFUSED:
             raise explain(refused, address, f"declaring exchange {name!r}") from refused
     _require_exchange(connection, address, name, may_create=declare == "auto")
+
+
+def require_exchange_name(name: str) -> None:
+    """Refuse a name that no exchange can have."""
+    if not name:
+        raise OptionError(
+            "the exchange has an empty name: the default exchange cannot be subscribed to"
+        )
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise OptionError(f"the exchange's name {name!r} is not UTF-8") from None
+    if size > 255:
+        raise OptionError(f"the exchange's name has {size} bytes; AMQP allows 255")
 
 
 def _try_declare(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from uuid import uuid4
@@ -20,10 +19,10 @@ import pika
 import broker
 from fanout_source.address import BrokerAddress
 from fanout_source.connection import open_connection
-from fanout_source.errors import FanoutError
 from fanout_source.log_record import Message
 from fanout_source.publisher import Publisher
 from machine import SetupError
+from program import run
 from progress import Progress
 from sample_logs import sample_logs
 
@@ -117,7 +116,4 @@ def _report(ours: Measured, bare: Measured, count: int) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (FanoutError, SetupError) as error:
-        sys.exit(f"bench_emit: {error}")
+    run("bench_emit", main)

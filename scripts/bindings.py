@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections import defaultdict
 from typing import Any
 
 import broker
-from fanout_source.errors import FanoutError
 from machine import SetupError
 from management import Management
+from program import run
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     running = broker.running()
     if running is None:
         raise SetupError("no broker is running: make broker starts one")
@@ -56,7 +57,4 @@ def _describe(queue: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (FanoutError, SetupError) as error:
-        sys.exit(f"bindings: {error}")
+    run("bindings", main)

@@ -25,6 +25,7 @@ from fanout_source.address import LOCAL_BROKER, BrokerAddress
 from fanout_source.connection import open_connection
 from fanout_source.errors import FanoutError
 from machine import SetupError, apt_install, can_install
+from program import run
 
 PROJECT = Path(__file__).resolve().parent.parent
 RUN = PROJECT / ".run"
@@ -33,6 +34,9 @@ CHOICES = (
     "no RabbitMQ to be had: set FANOUT_URL to a broker's amqp:// URL, install one "
     "(apt-get install rabbitmq-server), or start Docker"
 )
+
+
+_NEEDED_TO_STOP = {"private": {"home", "ports"}, "docker": {"container"}}
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,7 @@ def stop(run_dir: Path = RUN) -> Broker | None:
     with _locked(run_dir):
         broker = _read_state(run_dir)
         if broker is None:
+            private_node.end_all(run_dir / "node")  # one that was killed while it started
             return None
         _stopper(broker)(broker.process)
         _state_file(run_dir).unlink()
@@ -119,6 +124,8 @@ def _running(run_dir: Path) -> Broker | None:
     broker = _read_state(run_dir)
     if broker is None:
         return None
+    if broker.kind == "private" and not private_node.alive(broker.process):
+        return None  # whoever answers at its port now is somebody else's
     try:
         open_connection(broker.address).close()
     except FanoutError:
@@ -132,10 +139,14 @@ def _state_file(run_dir: Path) -> Path:
 
 def _read_state(run_dir: Path) -> Broker | None:
     try:
-        return Broker(**json.loads(_state_file(run_dir).read_text()))
+        broker = Broker(**json.loads(_state_file(run_dir).read_text()))
+        if broker.kind not in _NEEDED_TO_STOP or _NEEDED_TO_STOP[broker.kind] - set(broker.process):
+            raise ValueError("it does not say what was started")
+        _ = broker.address
+        return broker
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise SetupError(f"{_state_file(run_dir)} is damaged ({error}): delete it") from error
 
 
@@ -182,7 +193,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (FanoutError, SetupError) as error:
-        sys.exit(f"broker: {error}")
+    run("broker", main)

@@ -17,12 +17,14 @@ from collections.abc import Iterator
 import broker
 from fanout_source import log_record
 from fanout_source.address import BrokerAddress
-from fanout_source.errors import FanoutError
 from fanout_source.log_record import SEVERITIES, Message
 from fanout_source.publisher import Publisher
 from machine import SetupError
+from program import run
 from progress import Progress
 from sample_logs import sample_logs
+
+_LONGEST_SLEEP_SECONDS = 86400.0
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -48,6 +50,8 @@ def _messages(arguments: argparse.Namespace) -> Iterator[Message]:
         samples = sample_logs(arguments.count, size=arguments.size, severity=arguments.severity)
         yield from _paced(samples, arguments.count, arguments.rate)
     elif arguments.text == "-":
+        if sys.stdin is None:
+            raise SetupError("standard input is closed: give a text, or something to read")
         while line := sys.stdin.buffer.readline():
             properties = log_record.properties(
                 severity=severity, app_id="emit_log", content_type=None
@@ -64,7 +68,7 @@ def _paced(messages: Iterator[Message], count: int, rate: float | None) -> Itera
     with Progress("emitting", count) as progress:
         for number, message in enumerate(messages, 1):
             if rate and (early := started + (number - 1) / rate - time.monotonic()) > 0:
-                time.sleep(early)
+                time.sleep(min(early, _LONGEST_SLEEP_SECONDS))
             yield message
             progress.update(number)
 
@@ -111,9 +115,4 @@ def _positive(kind: type) -> type:
 
 
 if __name__ == "__main__":
-    try:
-        main(_parse())
-    except (FanoutError, SetupError) as error:
-        sys.exit(f"emit_log: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run("emit_log", lambda: main(_parse()))

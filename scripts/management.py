@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import json
-import urllib.error
 import urllib.request
 from typing import Any
 from urllib.parse import quote
@@ -17,7 +17,7 @@ class Management:
     """Answers are decoded JSON; a refusal is a `SetupError` that names what was asked."""
 
     def __init__(self, broker: Broker) -> None:
-        self._url = broker.management_url
+        self._url = broker.management_url.rstrip("/")
         account = f"{broker.address.username}:{broker.address.password}"
         self._authorization = "Basic " + base64.b64encode(account.encode()).decode()
 
@@ -32,16 +32,16 @@ class Management:
 
     def _call(self, method: str, path: tuple[str, ...], body: Any = None) -> Any:
         name = "/".join(quote(part, safe="") for part in path)
-        request = urllib.request.Request(
-            f"{self._url}/api/{name}",
-            method=method,
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"Authorization": self._authorization, "Content-Type": "application/json"},
-        )
         try:
+            request = urllib.request.Request(
+                f"{self._url}/api/{name}",
+                method=method,
+                data=None if body is None else json.dumps(body).encode(),
+                headers={"Authorization": self._authorization, "Content-Type": "application/json"},
+            )
             with urllib.request.urlopen(request, timeout=30) as answer:
                 content = answer.read()
-        except (urllib.error.URLError, OSError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise SetupError(
                 f"the management API at {self._url} did not do {method} {name}: {error} "
                 "(FANOUT_MANAGEMENT_URL says where it is)"

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ PLUGINS = (
 )
 # Debian's wrappers in sbin insist on the system's user and node; these do not.
 _DEBIAN_BIN = Path("/usr/lib/rabbitmq/bin")
+_children: list[subprocess.Popen[bytes]] = []
 _USUAL_PORTS = {"amqp": 5672, "management": 15672, "prometheus": 15692, "stream": 5552}
 
 
@@ -44,35 +46,42 @@ def installed() -> bool:
 def start(home: Path) -> tuple[str, str, dict[str, Any]]:
     """Start the node that lives in `home`; returns its URL, its management URL, its process."""
     home.mkdir(parents=True, exist_ok=True)
+    end_all(home)  # what is left of one that was killed, or does not answer
     ports = _choose_ports()
     environment = _environment(home, ports)
     _write_configuration(home, ports)
-    # epmd first, in the foreground of its own session: Erlang would otherwise start one as a
-    # daemon that nobody can tell from the system's.
-    epmd = _spawn(["epmd", "-address", "127.0.0.1"], environment, home / "epmd.log")
-    server = _spawn([str(_script("rabbitmq-server"))], environment, home / "server.log")
-    process = {
-        "home": str(home),
-        "node": environment["RABBITMQ_NODENAME"],
-        "epmd": epmd.pid,
-        "server": server.pid,
-        "ports": ports,
-    }
+    # epmd first, in the foreground: Erlang would otherwise start one as a daemon of the machine.
     url = f"amqp://guest:guest@127.0.0.1:{ports['amqp']}/%2F"
     try:
+        _spawn(["epmd", "-address", "127.0.0.1"], environment, home / "epmd.log")
+        server = _spawn([str(_script("rabbitmq-server"))], environment, home / "server.log")
         _wait_for_handshake(url, server, home)
     except BaseException:
-        stop(process)
+        end_all(home)
         raise
+    process = {"home": str(home), "ports": ports}
     return url, f"http://127.0.0.1:{ports['management']}", process
 
 
 def stop(process: dict[str, Any]) -> None:
-    """End the node in good order, or by force when it does not go, and then its epmd."""
+    end_all(Path(process["home"]))
+
+
+def alive(process: dict[str, Any]) -> bool:
+    """Whether the node runs, whatever it answers."""
     home = Path(process["home"])
-    beam = _read_pid(home / "node.pid")
-    _end(process["server"], home, gently=beam or process["server"])
-    _end(process["epmd"], home, gently=process["epmd"])
+    return _read_pid(home / "node.pid") in _members(home)
+
+
+def end_all(home: Path) -> None:
+    """End the node in good order, then its epmd; by force what does not go."""
+    node = _read_pid(home / "node.pid")
+    if node in _members(home):
+        _signal(node, signal.SIGTERM)
+        _wait_for_end(STOP_TIMEOUT_SECONDS, lambda: node not in _members(home))
+    for pid in _members(home):
+        _signal(pid, signal.SIGKILL)
+    _wait_for_end(STOP_TIMEOUT_SECONDS, lambda: not _members(home))
 
 
 def control(process: dict[str, Any], *arguments: str) -> str:
@@ -153,7 +162,7 @@ def _write_configuration(home: Path, ports: dict[str, int]) -> None:
 
 def _spawn(command: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
     with open(log, "wb") as output:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -161,6 +170,8 @@ def _spawn(command: list[str], environment: dict[str, str], log: Path) -> subpro
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    _children.append(process)
+    return process
 
 
 def _wait_for_handshake(url: str, server: subprocess.Popen[bytes], home: Path) -> None:
@@ -197,30 +208,17 @@ def _read_pid(file: Path) -> int | None:
         return None
 
 
-def _end(leader: int, home: Path, *, gently: int) -> None:
-    """End the session that `leader` began: SIGTERM to `gently`, SIGKILL to all that stay."""
-    if gently in _members(leader, home):
-        _signal(gently, signal.SIGTERM)
-    if not _gone(leader, home, STOP_TIMEOUT_SECONDS):
-        for pid in _members(leader, home):
-            _signal(pid, signal.SIGKILL)
-        _gone(leader, home, STOP_TIMEOUT_SECONDS)
-
-
-def _members(leader: int, home: Path) -> list[int]:
-    """The living processes of the session that `leader` began for the node in `home`.
-
-    A process number can be somebody else's by now; the node's HOME cannot.
-    """
+def _members(home: Path) -> list[int]:
+    """The living processes of the node in `home`: they are known by their HOME, whereas a process
+    number that was written down can be somebody else's by now."""
     ours = f"HOME={home}\0".encode()
     members = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         with contextlib.suppress(OSError):
-            state, *fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            session = int(fields[2])
-            if session == leader and state != "Z" and ours in (entry / "environ").read_bytes():
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            if state != "Z" and b"\0" + ours in b"\0" + (entry / "environ").read_bytes():
                 members.append(int(entry.name))
     return members
 
@@ -230,12 +228,14 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _gone(leader: int, home: Path, timeout_seconds: float) -> bool:
+def _wait_for_end(timeout_seconds: float, ended: Callable[[], bool]) -> None:
     deadline = time.monotonic() + timeout_seconds
-    while _members(leader, home):
-        if time.monotonic() > deadline:
-            return False
+    while not ended() and time.monotonic() < deadline:
         time.sleep(0.05)
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(leader, os.WNOHANG)  # when it is our own child
-    return True
+        _reap_children()
+
+
+def _reap_children() -> None:
+    """Of those that this process started itself, none stays behind as a zombie."""
+    for child in _children:
+        child.poll()

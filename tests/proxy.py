@@ -9,12 +9,12 @@ import threading
 
 
 class Proxy:
-    """Forwards a port of its own to host:port. `reset` cuts all connections with a TCP reset,
-    `refuse` makes new ones fail until `accept`."""
+    """Forwards a port of its own (`at`, or any) to host:port. `reset` cuts all connections with
+    a TCP reset, `refuse` makes new ones fail until `accept`."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, at: int = 0) -> None:
         self._target = (host, port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", at))
         self.port: int = self._listener.getsockname()[1]
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()

@@ -1,6 +1,8 @@
 """The private node: starts once, keeps to itself, and leaves nothing behind."""
 
+import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +11,11 @@ import pytest
 
 import broker as brokers
 import private_node
-from conftest import SCRIPTS
+from conftest import SCRIPTS, wait_until
 from fanout_source.connection import open_connection
 from fanout_source.errors import BrokerUnreachable
 from machine import SetupError
+from proxy import Proxy
 
 
 @pytest.fixture
@@ -83,6 +86,67 @@ def test_a_damaged_state_file_is_named(tmp_path):
     (tmp_path / "broker.json").write_text("{")
     with pytest.raises(SetupError, match=r"broker.json is damaged .* delete it"):
         brokers.start(tmp_path)
+
+
+@pytest.mark.usefixtures("without_urls")
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"kind": "private", "url": "amqp://h", "management_url": "", "process": {}},
+        {"kind": "odd", "url": "amqp://h", "management_url": "", "process": {}},
+        {"kind": "docker", "url": 5, "management_url": "", "process": {"container": "x"}},
+    ],
+)
+def test_a_state_file_that_says_too_little_is_named(tmp_path, state):
+    (tmp_path / "broker.json").write_text(json.dumps(state))
+    for action in (brokers.start, brokers.stop, brokers.running):
+        with pytest.raises(SetupError, match=r"broker.json is damaged .* delete it"):
+            action(tmp_path)
+
+
+def _refused(address):
+    try:
+        open_connection(address).close()
+    except BrokerUnreachable as error:
+        return "no broker listens" in str(error)
+
+
+def _node(run_dir):
+    return int((run_dir / "node" / "node.pid").read_text())
+
+
+@pytest.mark.usefixtures("without_urls")
+def test_a_node_that_was_killed_is_replaced_without_a_trace(tmp_path, broker):
+    first = brokers.start(tmp_path)
+    try:
+        os.kill(_node(tmp_path), signal.SIGKILL)
+        wait_until(lambda: _refused(first.address), "the node has died")
+        left_over = set(_processes(tmp_path / "node"))
+        with Proxy(broker.address.host, broker.address.port, at=first.address.port):
+            open_connection(first.address).close()
+            assert brokers.running(tmp_path) is None  # who answers there is somebody else
+        second = brokers.start(tmp_path)
+        assert not left_over & set(_processes(tmp_path / "node"))
+        open_connection(second.address).close()
+        assert first.process["home"] == second.process["home"]
+    finally:
+        brokers.stop(tmp_path)
+    assert _processes(tmp_path / "node") == []
+
+
+@pytest.mark.usefixtures("without_urls")
+def test_a_start_that_is_ended_leaves_no_process(script, tmp_path):
+    program = f"""
+import sys; sys.path.insert(0, {str(SCRIPTS)!r})
+import pathlib, broker, program
+program.run("broker", lambda: broker.start(pathlib.Path({str(tmp_path)!r})))
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE) as starting:
+        wait_until(lambda: _processes(tmp_path / "node"), "the node begins to start")
+        starting.terminate()
+        assert starting.wait(60) == 143
+        assert starting.stderr.read() == b""
+    assert _processes(tmp_path / "node") == []
 
 
 @pytest.mark.usefixtures("without_urls")

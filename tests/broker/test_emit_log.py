@@ -1,4 +1,6 @@
 import json
+import os
+import shlex
 import subprocess
 import time
 
@@ -83,6 +85,7 @@ def _nobody_there(url):
         (_missing_vhost, "no virtual host 'nowhere'", "rabbitmqctl add_vhost 'nowhere'"),
         (lambda url: "http://h", "begins with 'http://'", "write amqp://"),
         (lambda url: "amqp://no-such-host.invalid", "cannot be found", "check its name"),
+        (lambda url: "amqp://a..b", "cannot be found", "check its name"),
         (lambda url: url.replace("amqp:", "amqps:"), "no TLS connection", "5671"),
     ],
 )
@@ -125,11 +128,43 @@ def test_arguments_that_do_not_go_together_are_refused(emit, arguments):
     assert b"error:" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "code", "complaint"),
+    [
+        ("{emit} - <&-", 1, "standard input is closed"),
+        ("{emit} hello >/dev/full", 1, "No space left"),
+        ("{emit} hello | true", 0, ""),
+        ("{emit} hello --exchange $'\\xff'", 1, "not UTF-8"),
+        ("{emit} hello --routing-key $'\\xff'", 1, "cannot be sent"),
+        ("FANOUT_MANAGEMENT_URL=garbage {bindings}", 1, "FANOUT_MANAGEMENT_URL"),
+        ("FANOUT_MANAGEMENT_URL='http://[::1' {bindings}", 1, "FANOUT_MANAGEMENT_URL"),
+    ],
+)
+def test_odd_surroundings_are_one_line_at_most(script, url, command, code, complaint):
+    done = subprocess.run(
+        [
+            "bash",
+            "-o",
+            "pipefail",
+            "-c",
+            command.format(
+                emit=shlex.join(script("emit_log.py")), bindings=shlex.join(script("bindings.py"))
+            ),
+        ],
+        env={**_environment(), "FANOUT_URL": url},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (code, code), done.stderr
+    assert complaint in done.stderr
+
+
 def test_make_emit_sends_its_message_untouched(url, subscribe):
     subscriber = subscribe()
-    text = """it's "50%" $HOME `date` \\ done"""
+    text = """it's "50%" $HOME $(shell echo no) $5 `date` \\ done"""
     done = subprocess.run(
-        ["make", "-s", "emit", f"MSG={text.replace('$', '$$')}"],
+        ["make", "-s", "emit", f"MSG={text}"],
         cwd=PROJECT,
         env={**_environment(), "FANOUT_URL": url},
         capture_output=True,
@@ -140,6 +175,4 @@ def test_make_emit_sends_its_message_untouched(url, subscribe):
 
 
 def _environment():
-    import os
-
     return {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from fanout_source.emit import FanoutHandler, severity_of
+from fanout_source.errors import OptionError
 from proxy import Proxy
 
 
@@ -179,6 +180,100 @@ def test_a_forked_child_ships_its_own_records(logger, url, subscribe):
     os.waitpid(child, 0)
     texts = [json.loads(body)["message"] for body in subscriber.bodies(2)]
     assert texts == ["parent", "child"]
+
+
+def _run(program, timeout=60):
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=timeout
+    )
+
+
+def test_a_forked_child_that_logs_nothing_ends_at_once(url, subscribe):
+    subscriber = subscribe()
+    done = _run(f"""
+import logging, os, sys
+from fanout_source.emit import FanoutHandler
+logging.basicConfig(handlers=[FanoutHandler({url!r}, flush_seconds=1000)], level="DEBUG")
+for number in range(20):  # the parent's thread holds locks at some of these moments
+    logging.info("%d", number)
+    if (child := os.fork()) == 0:
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+""")
+    assert (done.returncode, done.stderr) == (0, "")
+    texts = [json.loads(body)["message"] for body in subscriber.bodies(20)]
+    assert texts == [str(number) for number in range(20)]
+
+
+def test_without_a_broker_the_exit_waits_only_once():
+    done = _run("""
+import logging, time
+from fanout_source.emit import FanoutHandler
+
+class Timed(FanoutHandler):
+    def flush(self):
+        before = time.monotonic()
+        super().flush()
+        print(time.monotonic() - before)
+
+logging.basicConfig(handlers=[Timed("amqp://127.0.0.1:1", flush_seconds=2)])
+logging.error("lost")
+""")
+    waits = [float(line) for line in done.stdout.split()]
+    assert len(waits) >= 2, done.stderr
+    assert sum(wait > 0.5 for wait in waits) == 1
+
+
+def test_what_is_logged_while_the_program_exits_arrives(url, subscribe):
+    subscriber = subscribe()
+    done = _run(f"""
+import atexit, logging
+from fanout_source.emit import FanoutHandler
+logging.basicConfig(handlers=[FanoutHandler({url!r})], level="DEBUG")
+atexit.register(logging.info, "late")
+logging.info("early")
+""")
+    assert (done.returncode, done.stderr) == (0, "")
+    texts = [json.loads(body)["message"] for body in subscriber.bodies(2)]
+    assert texts == ["early", "late"]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"app_id": "é" * 200}, "app_id"),
+        ({"exchange": ""}, "empty name"),
+        ({"exchange": "\udcff"}, "not UTF-8"),
+    ],
+)
+def test_what_could_never_be_sent_is_refused_at_once(options, complaint):
+    with pytest.raises(OptionError, match=complaint):
+        FanoutHandler("amqp://127.0.0.1:1", **options)
+
+
+class _Unshowable:
+    def __repr__(self):
+        raise RuntimeError("no")
+
+
+def test_extras_that_cannot_be_shown_do_not_cost_the_record(logger, url, subscribe):
+    subscriber = subscribe()
+    logger.addHandler(FanoutHandler(url))
+    logger.info("odd", extra={"unshowable": _Unshowable(), "huge": 10**5000, "fine": 1})
+    record = json.loads(subscriber.bodies(1)[0])
+    assert record["message"] == "odd"
+    assert "cannot be shown" in record["unshowable"]
+
+
+def test_a_record_that_no_broker_takes_is_dropped_and_the_next_one_arrives(logger, url, subscribe):
+    subscriber = subscribe()
+    handler = FanoutHandler(url)
+    logger.addHandler(handler)
+    logger.info("x" * 17_000_000)
+    logger.info("fine")
+    notice, text = [json.loads(body)["message"] for body in subscriber.bodies(2)]
+    assert notice.startswith("1 log records were dropped")
+    assert (text, handler.dropped) == ("fine", 1)
 
 
 def test_a_record_that_cannot_be_formatted_breaks_nothing(logger, url, subscribe, capsys):
