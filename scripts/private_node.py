@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -35,6 +36,7 @@ PLUGINS = (
 )
 # Debian's wrappers in sbin insist on the system's user and node; these do not.
 _DEBIAN_BIN = Path("/usr/lib/rabbitmq/bin")
+_OTHER_PORTS = range(20000, 32768)  # below where Linux takes ports for outgoing connections
 _children: list[subprocess.Popen[bytes]] = []
 _USUAL_PORTS = {"amqp": 5672, "management": 15672, "prometheus": 15692, "stream": 5552}
 
@@ -106,24 +108,26 @@ def _script(name: str) -> Path | None:
 
 
 def _choose_ports() -> dict[str, int]:
-    """The usual port where it is free, any free one otherwise; all different."""
-    ports = {name: _free_port(usual) for name, usual in _USUAL_PORTS.items()}
-    with contextlib.ExitStack() as held:
-        for name in ("distribution", "epmd"):
-            listener = held.enter_context(socket.socket())
-            listener.bind(("127.0.0.1", 0))
-            ports[name] = listener.getsockname()[1]
+    """The usual port where it is free, any free one otherwise; all different.
+
+    Any: of those that no outgoing connection is given, since the node takes seconds to listen.
+    """
+    others = iter(random.sample(_OTHER_PORTS, 1000))
+    ports = {}
+    for name in ("amqp", "management", "prometheus", "stream", "distribution", "epmd"):
+        wanted = _USUAL_PORTS.get(name)
+        ports[name] = wanted if wanted and _is_free(wanted) else next(filter(_is_free, others))
     return ports
 
 
-def _free_port(wanted: int) -> int:
+def _is_free(port: int) -> bool:
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind(("", wanted))
+            listener.bind(("", port))
         except OSError:
-            listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+            return False
+        return True
 
 
 def _environment(home: Path, ports: dict[str, int]) -> dict[str, str]:
