@@ -27,7 +27,7 @@ from .errors import BrokerError, BrokerRefused, BrokerUnreachable, ConnectionLos
 CONNECTION_TIMEOUT_SECONDS = 5.0
 HEARTBEAT_SECONDS = 30
 CLOSE_TIMEOUT_SECONDS = 2.0
-CONNECTION_FORCED, INTERNAL_ERROR = 320, 541
+_TEMPORARY = (320, 541)  # CONNECTION_FORCED: it shuts down; INTERNAL_ERROR: it starts
 
 # What pika logs, our errors say in one line. Programs that configure logging still get it;
 # the others are spared its tracebacks on stderr.
@@ -39,6 +39,7 @@ def open_connection(
     *,
     timeout_seconds: float = CONNECTION_TIMEOUT_SECONDS,
     heartbeat_seconds: int = HEARTBEAT_SECONDS,
+    implementation: type[pika.SelectConnection] = pika.SelectConnection,
 ) -> pika.BlockingConnection:
     """Connect and log in, once, within about `timeout_seconds`; a failure is a `BrokerError`."""
     parameters = pika.ConnectionParameters(
@@ -53,7 +54,7 @@ def open_connection(
         client_properties={"connection_name": _connection_name()},
     )
     try:
-        return pika.BlockingConnection(parameters)
+        return pika.BlockingConnection(parameters, _impl_class=implementation)
     except Exception as error:
         raise _explain_failed_open(error, address) from error
 
@@ -103,7 +104,7 @@ def explain(error: BaseException, address: BrokerAddress, doing: str) -> BrokerE
             + _remedy(error, address)
         )
     if isinstance(error, amqp.ConnectionClosedByBroker):
-        temporary = error.reply_code in (CONNECTION_FORCED, INTERNAL_ERROR)
+        temporary = error.reply_code in _TEMPORARY
         return (ConnectionLost if temporary else BrokerRefused)(
             f"{doing}: the broker at {address} closed the connection: {error.reply_text}"
         )
@@ -134,6 +135,10 @@ def _explain_failed_open(error: Exception, address: BrokerAddress) -> BrokerErro
         return BrokerRefused(
             f"the broker at {address.endpoint} refused the login of user {address.username!r}: "
             "check the user name and the password"
+        )
+    if isinstance(root, amqp.ConnectionClosedByBroker) and root.reply_code in _TEMPORARY:
+        return BrokerUnreachable(
+            f"the broker at {address.endpoint} is not ready: {root.reply_text}"
         )
     if isinstance(root, (amqp.ProbableAccessDeniedError, amqp.ConnectionClosedByBroker)):
         return _explain_refused_vhost(root, address)

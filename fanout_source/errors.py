@@ -2,11 +2,14 @@
 
     FanoutError
     ├── OptionError             what was asked for cannot be
-    └── BrokerError             the broker could not do it
-        ├── BrokerUnreachable   nobody answers: trying again may help
-        ├── BrokerRefused       the broker said no: trying again will not help
-        ├── ConnectionLost      it worked, then it ended: trying again may help
-        └── PublishFailed       messages that the broker did not confirm
+    ├── BrokerError             the broker could not do it
+    │   ├── BrokerUnreachable   nobody answers: trying again may help
+    │   ├── BrokerRefused       the broker said no: trying again will not help
+    │   ├── ConnectionLost      it worked, then it ended: trying again may help
+    │   └── PublishFailed       messages that the broker did not confirm
+    └── SpoolError              the spool's folder could not do it
+        ├── SpoolBusy           another query owns the spool
+        └── SpoolDamaged        files that are missing, or not as they were written
 
 Each message is one line that says what happened, where, and what to do next. None holds
 a password; the cause is chained.
@@ -41,3 +44,15 @@ class ConnectionLost(BrokerError):
 
 class PublishFailed(BrokerError):
     """Messages were handed over that the broker did not confirm."""
+
+
+class SpoolError(FanoutError):
+    """The folder of a spool could not be read or written."""
+
+
+class SpoolBusy(SpoolError):
+    """The spool belongs to another process that is alive."""
+
+
+class SpoolDamaged(SpoolError):
+    """Segments are missing, or their bytes are not those that were written."""

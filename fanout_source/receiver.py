@@ -1,0 +1,370 @@
+"""Receive, spool, sync, ack: a subscription whose messages are on disk before the broker forgets.
+
+Two threads. One owns the connection and never touches the disk, so that heartbeats do not wait
+for it; the other writes what the first has gathered to the spool, after which the first acks it.
+A message is acked only when it is durable, and a batch is written when someone waits for it, when
+there is much of it, or when it has waited long.
+
+Three things bound what is held. The prefetch count bounds what the broker sends ahead; it is
+lowered when messages are large. At three quarters of the spool's limit the consumer is cancelled
+and what was still on its way is taken; the backlog then waits in the broker until half of the
+spool is free. What would go beyond the limit all the same is not taken, and goes back to the
+queue.
+
+The queue goes with its connection. Whatever ended that, a new subscription follows, after pauses
+that double up to two seconds, and the time between the two is recorded as a gap.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+from .address import BrokerAddress
+from .connection import CONNECTION_TIMEOUT_SECONDS, HEARTBEAT_SECONDS, explain
+from .delivery_tap import Deliveries, DeliveryTap
+from .errors import BrokerError, BrokerRefused, FanoutError
+from .failpoints import reach
+from .flow import Flow
+from .spool import Gap, Spool
+from .subscription import Session, Subscription
+
+PREFETCH_COUNT = 20_000
+MAX_SPOOL_BYTES = 1024**3
+FLUSH_AFTER_ROWS = 50_000
+FLUSH_AFTER_BYTES = 16 * 1024**2
+FLUSH_AFTER_SECONDS = 5.0  # far below the time after which a broker ends a consumer without acks
+_FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.1, 2.0
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a receiver knows of itself."""
+
+    queue: str | None  # None: not subscribed just now
+    next_offset: int
+    spool_bytes: int
+    paused: bool
+    resubscriptions: int
+    gaps: int
+    latest_gap: Gap | None
+
+
+class Receiver:
+    """One subscriber. `with Receiver(address, spool) as receiver: …` has subscribed and consumes.
+
+    `wait_for_more` says up to which offset messages are durable; `drop_below` frees the disk of
+    those that are no longer needed. Both can be called from any thread, and raise what has ended
+    the receiver: a broker that refuses, or a disk that does not write. A broker that is away ends
+    nothing.
+    """
+
+    def __init__(
+        self,
+        address: BrokerAddress,
+        spool: Spool,
+        subscription: Subscription | None = None,
+        *,
+        prefetch_count: int = PREFETCH_COUNT,
+        max_spool_bytes: int = MAX_SPOOL_BYTES,
+        flush_after_rows: int = FLUSH_AFTER_ROWS,
+        flush_after_bytes: int = FLUSH_AFTER_BYTES,
+        connection_timeout_seconds: float = CONNECTION_TIMEOUT_SECONDS,
+        heartbeat_seconds: int = HEARTBEAT_SECONDS,
+    ) -> None:
+        self._address = address
+        self._spool = spool
+        self._subscription = subscription or Subscription()
+        self._flush_after_rows = flush_after_rows
+        self._flush_after_bytes = flush_after_bytes
+        self._connection_timeout_seconds = connection_timeout_seconds
+        self._heartbeat_seconds = heartbeat_seconds
+
+        self._changed = threading.Condition()  # guards everything below
+        self._session: Session | None = None
+        self._tap = DeliveryTap(0, max_frame_bytes=0)
+        self._gathered = Deliveries()
+        self._writing: Deliveries | None = None
+        self._durable_tag = 0
+        self._flow = Flow(prefetch_count, max_spool_bytes)
+        self._flushes_wanted = 0
+        self._consuming = False
+        self._draining = False  # the consumer is being stopped
+        self._closing = False
+        self._error: FanoutError | None = None
+        self._resubscriptions = 0
+        self._threads: list[threading.Thread] = []
+
+    def subscribe(self) -> None:
+        """Bind a queue of our own to the exchange: from now on nothing is missed.
+
+        What the broker could not do raises here, at once. Nothing is taken before `consume`.
+        """
+        since = self._spool.last_active
+        self._begin_session(self._open_session())
+        if not self._spool.is_new:
+            self._record_gap(since, "the subscriber was not running")
+        for run in (self._receive, self._write):
+            thread = threading.Thread(target=self._guarded, args=(run,), daemon=True)
+            thread.name = f"fanout{run.__name__}"
+            thread.start()
+            self._threads.append(thread)
+
+    def consume(self) -> None:
+        """Begin to take messages."""
+        with self._changed:
+            self._consuming = True
+        self._wake()
+
+    def wait_for_more(self, offset: int, timeout_seconds: float = 0.0) -> int:
+        """Make what was received durable and return the end of it, exclusive.
+
+        While that is not beyond `offset`, waits for a first message for up to `timeout_seconds`.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        with self._changed:
+            self._flushes_wanted += 1
+            self._changed.notify_all()
+            received = self._next_offset
+            if offset >= received and self._flow.want_sip():
+                self._wake()
+            try:
+                while self._error is None:
+                    end = self._spool.end
+                    left = deadline - time.monotonic()
+                    if end >= received and (end > offset or left <= 0):
+                        return end
+                    self._changed.wait(None if end < received else left)
+                raise self._error
+            finally:
+                self._flushes_wanted -= 1
+
+    def drop_below(self, offset: int) -> None:
+        """Let go of the messages below `offset`, as far as whole segments hold no others."""
+        self._spool.drop_below(offset)
+        with self._changed:
+            self._flow.let_go()
+        self._wake()
+
+    def status(self) -> Status:
+        with self._changed:
+            gaps = self._spool.latest_gaps
+            return Status(
+                queue=self._session.queue if self._session else None,
+                next_offset=self._next_offset,
+                spool_bytes=self._spool.bytes,
+                paused=self._consuming and (self._draining or self._tap.into is None),
+                resubscriptions=self._resubscriptions,
+                gaps=self._spool.gap_count,
+                latest_gap=gaps[-1] if gaps else None,
+            )
+
+    def close(self) -> None:
+        """End the subscription; what was received is made durable first."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._wake()
+        for thread in self._threads:
+            thread.join()
+        if self._session is not None:
+            self._session.close()
+
+    def __enter__(self) -> Receiver:
+        self.subscribe()
+        self.consume()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def _next_offset(self) -> int:
+        writing = self._writing.rows if self._writing else 0
+        return self._spool.end + writing + self._gathered.rows
+
+    @property
+    def _buffered_bytes(self) -> int:
+        return self._gathered.bytes + (self._writing.bytes if self._writing else 0)
+
+    def _wake(self) -> None:
+        session = self._session
+        if session is not None:
+            session.wake()
+
+    def _guarded(self, run: Callable[[], None]) -> None:
+        try:
+            run()
+        except FanoutError as error:
+            self._fail(error)
+        except Exception as error:
+            failure = FanoutError(f"the receiver failed: {error!r}")
+            failure.__cause__ = error
+            self._fail(failure)
+
+    def _fail(self, error: FanoutError) -> None:
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+        self._wake()
+
+    # ── the thread that owns the connection ──────────────────────────────────────────────────
+
+    def _receive(self) -> None:
+        """Serve one session after the other, until closed."""
+        doing = f"receiving from exchange {self._subscription.exchange!r}"
+        while (session := self._session) is not None:
+            try:
+                self._serve(session)
+                return
+            except Exception as error:
+                cause = explain(error, self._address, doing)
+            self._end_session(session)
+            renewed = self._reopen_session()
+            if renewed is not None:
+                self._record_gap(session.last_heard, str(cause))
+                self._begin_session(renewed)
+                self._resubscriptions += 1
+
+    def _serve(self, session: Session) -> None:
+        """Receive until closed; between times ack what is durable, and start or stop deliveries."""
+        acked = 0
+        while True:
+            with self._changed:
+                tag, step = self._durable_tag, self._next_step(session)
+            if tag > acked:
+                reach("receiver.ack")
+                session.ack(tag)
+                acked = tag
+                reach("receiver.acked")
+            if step == "end":
+                return
+            if step == "stop":
+                session.cancel()
+            if step == "start":
+                # What was delivered and not acked by now was refused, or came after the cancel.
+                if session.was_consumed:
+                    session.return_unacknowledged()
+                session.consume(self._flow.window)
+            session.process()
+
+    def _next_step(self, session: Session) -> str | None:
+        buffered = self._buffered_bytes
+        if self._error is not None or (self._closing and not buffered):
+            return "end"
+        if not session.is_idle:
+            if self._draining or not self._flow.should_stop(self._spool.bytes, buffered):
+                return None
+            self._draining = True
+            self._changed.notify_all()
+            return "stop"
+        if buffered or not self._consuming or self._closing:
+            return None
+        if self._flow.start(self._spool.bytes) is None:
+            return None
+        self._tap.into, self._draining = self._gathered, False
+        return "start"
+
+    def _take(self, data: bytes) -> bytes:
+        """What the session shows of all that it receives."""
+        with self._changed:
+            gathered, spool_bytes = self._gathered, self._spool.bytes
+            if self._flow.must_refuse(spool_bytes, self._buffered_bytes):
+                self._tap.into = None
+            rows, size = gathered.rows, gathered.bytes
+            others = self._tap.feed(data)
+            self._flow.take(gathered.rows - rows, gathered.bytes - size)
+            if self._is_flush_due():
+                self._changed.notify_all()
+            if not self._draining and self._flow.should_stop(spool_bytes, self._buffered_bytes):
+                self._wake()
+        return others
+
+    def _open_session(self) -> Session:
+        return Session(
+            self._address,
+            self._subscription,
+            self._take,
+            connection_timeout_seconds=self._connection_timeout_seconds,
+            heartbeat_seconds=self._heartbeat_seconds,
+        )
+
+    def _begin_session(self, session: Session) -> None:
+        with self._changed:
+            self._tap = DeliveryTap(session.channel_number, max_frame_bytes=session.max_frame_bytes)
+            self._session = session
+            self._draining = False
+        session.attach()
+
+    def _end_session(self, session: Session) -> None:
+        session.close()
+        with self._changed:
+            self._session = None
+            # What was received stays ours, its queue is gone; but the tags mean nothing any more.
+            self._durable_tag = self._gathered.last_tag = 0
+            if self._writing is not None:
+                self._writing.last_tag = 0
+
+    def _reopen_session(self) -> Session | None:
+        """Try until it works. Raises when the broker refuses; None when we are closed before."""
+        pause_seconds = _FIRST_RETRY_SECONDS
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._closing, pause_seconds * random.uniform(0.5, 1)
+                )
+                if self._closing:
+                    return None
+            try:
+                return self._open_session()
+            except BrokerRefused:
+                raise
+            except BrokerError:
+                pause_seconds = min(2 * pause_seconds, _LAST_RETRY_SECONDS)
+
+    def _record_gap(self, since: float, reason: str) -> None:
+        with self._changed:
+            offset = self._next_offset
+        self._spool.record_gap(Gap(offset, since, time.time(), reason))
+
+    # ── the thread that writes ───────────────────────────────────────────────────────────────
+
+    def _write(self) -> None:
+        while True:
+            with self._changed:
+                while not self._is_flush_due():
+                    if self._closing or self._error is not None:
+                        return
+                    self._changed.wait(FLUSH_AFTER_SECONDS if self._gathered.rows else None)
+                self._writing, self._gathered = self._gathered, Deliveries()
+                if self._tap.into is not None:
+                    self._tap.into = self._gathered
+                writing = self._writing
+            reach("receiver.write")
+            self._spool.append(writing.to_batch())
+            with self._changed:
+                self._writing = None
+                self._durable_tag = writing.last_tag or self._durable_tag
+                self._changed.notify_all()
+            self._wake()
+
+    def _is_flush_due(self) -> bool:
+        gathered = self._gathered
+        return gathered.rows > 0 and (
+            self._flushes_wanted > 0
+            or self._draining
+            or self._closing
+            or gathered.rows >= self._flush_after_rows
+            or gathered.bytes >= self._flush_after_bytes
+            or 2 * gathered.rows >= self._flow.window
+            or time.monotonic() - gathered.oldest >= FLUSH_AFTER_SECONDS
+        )

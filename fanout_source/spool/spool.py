@@ -1,0 +1,321 @@
+"""The owner's side of a spool, and what readers need of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import threading
+import time
+import uuid
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import pyarrow as pa
+
+from ..errors import SpoolDamaged, SpoolError
+from . import segment as segments
+from .folder import TEMPORARY, open_folder, siblings
+from .segment import VERSION, Segment, Slice
+
+RETENTION_SECONDS = 30 * 24 * 3600.0
+_YOUNG_SECONDS = 3600.0
+_STATE = "state.json"
+_DAMAGED = ".damaged"
+_ID = re.compile(r"[0-9a-f]{32}")
+_GAPS_KEPT = 100
+
+_NOTHING = pa.RecordBatch.from_arrays([], names=[])
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A time in which messages may have been missed, before the message with this offset.
+
+    `lost` counts messages that were on disk and cannot be read any more; their offsets end at
+    `offset`. It is 0 for a subscription that was interrupted.
+    """
+
+    offset: int
+    since: float  # seconds since 1970
+    until: float
+    reason: str
+    lost: int = 0
+
+
+@dataclass
+class _State:
+    version: str = VERSION
+    gaps: int = 0
+    latest_gaps: list[Gap] = field(default_factory=list)
+    lost: list[list[int]] = field(default_factory=list)  # ranges of offsets
+
+
+class Spool:
+    """A log of record batches. For its one owner; all methods can be called from any thread.
+
+    What `append` has returned for is on disk and stays readable, by the same offsets and byte for
+    byte, until it is dropped.
+    """
+
+    def __init__(self, location: str, spool_id: str) -> None:
+        """Use `create` or `open`."""
+        self.location = location
+        self.id = spool_id
+        self.is_new = True
+        self.last_active = time.time()
+        self._folder = open_folder(location, spool_id)
+        self._changed = threading.Lock()
+        self._segments: list[Segment] = []
+        self._sizes: dict[Segment, int] = {}
+        self._bytes = 0
+        self._state = _State()
+        self._failed: SpoolError | None = None
+
+    @classmethod
+    def create(cls, location: str, spool_id: str | None = None) -> Spool:
+        """A new, empty one."""
+        spool = cls(location, spool_id or uuid.uuid4().hex)
+        spool._folder.create()
+        spool._write_state()
+        return spool
+
+    @classmethod
+    def open(cls, location: str, spool_id: str, *, accept_loss: bool = False) -> Spool:
+        """The one with this id, recovered. `accept_loss` sets damaged segments aside and records
+        the range that is lost; otherwise damage is `SpoolDamaged`."""
+        if not _ID.fullmatch(spool_id):
+            raise SpoolDamaged(f"{spool_id!r} is no spool's id: is the checkpoint from elsewhere?")
+        spool = cls(location, spool_id)
+        if not spool._folder.exists():
+            raise SpoolDamaged(
+                f"there is no spool {spool_id} in {location}: set spoolDir to where it was when "
+                "the checkpoint was made, or start anew with another checkpoint"
+            )
+        spool.is_new = False
+        spool._folder.claim()
+        try:
+            spool._recover(accept_loss)
+        except BaseException:
+            spool.close()
+            raise
+        return spool
+
+    @property
+    def start(self) -> int:
+        """The first offset that can be read, or is lost."""
+        with self._changed:
+            return self._segments[0].start if self._segments else 0
+
+    @property
+    def end(self) -> int:
+        """The offset of the next message."""
+        with self._changed:
+            return self._segments[-1].end if self._segments else 0
+
+    @property
+    def bytes(self) -> int:
+        """How much disk the segments take."""
+        return self._bytes
+
+    @property
+    def gap_count(self) -> int:
+        return self._state.gaps
+
+    @property
+    def latest_gaps(self) -> tuple[Gap, ...]:
+        return tuple(self._state.latest_gaps)
+
+    def append(self, batch: pa.RecordBatch) -> Segment:
+        """Make a batch durable. After an error nothing more can be appended."""
+        if self._failed is not None:
+            raise self._failed
+        segment, data = segments.encode(batch, self.end)
+        try:
+            self._folder.write(segment.name, data)
+        except SpoolError as error:
+            self._failed = error
+            raise
+        self._add(segment, data.size)
+        return segment
+
+    def slices(self, start: int, end: int) -> list[Slice]:
+        """Where the messages from `start` to `end` are. What was recorded as lost is in none."""
+        with self._changed:
+            held = list(self._segments)
+        first, last = (held[0].start, held[-1].end) if held else (0, 0)
+        if start < first or end > last:
+            raise SpoolDamaged(
+                f"the spool {self._folder.path} has the offsets {first} to {last}, and {start} to "
+                f"{end} are asked for: is the checkpoint older or newer than the spool?"
+            )
+        return [
+            Slice(segment, max(start, segment.start), min(end, segment.end))
+            for segment in held
+            if segment.start < end and start < segment.end
+        ]
+
+    def drop_below(self, offset: int) -> None:
+        """Delete segments of which every message is below `offset`, except the last one."""
+        with self._changed:
+            doomed = [segment for segment in self._segments[:-1] if segment.end <= offset]
+        for segment in doomed:
+            self._folder.delete(segment.name)
+            with self._changed:
+                self._segments.remove(segment)
+                self._bytes -= self._sizes.pop(segment)
+
+    def skip_to(self, offset: int) -> None:
+        """Let the next message have this offset; those between are in no slice."""
+        segment, data = segments.encode(_NOTHING, offset)
+        self._folder.write(segment.name, data)
+        self._add(segment, data.size)
+
+    def record_gap(self, gap: Gap) -> None:
+        """Keep it, durably: the count of all, and the latest hundred."""
+        self._state.gaps += 1
+        self._state.latest_gaps = [*self._state.latest_gaps, gap][-_GAPS_KEPT:]
+        self._write_state()
+
+    def close(self) -> None:
+        """Let another process own it."""
+        self._folder.release()
+
+    def __enter__(self) -> Spool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _write_state(self) -> None:
+        self._folder.write(_STATE, (json.dumps(asdict(self._state), indent=1) + "\n").encode())
+
+    def _add(self, segment: Segment, size: int) -> None:
+        with self._changed:
+            self._segments.append(segment)
+            self._sizes[segment] = size
+            self._bytes += size
+
+    def _recover(self, accept_loss: bool) -> None:
+        files = self._folder.files()
+        self.last_active = max((file.mtime.timestamp() for file in files), default=0.0)
+        for file in files:
+            if file.base_name.endswith(TEMPORARY):
+                self._folder.delete(file.base_name)
+        sizes = {segment: file.size for file in files if (segment := Segment.parse(file.base_name))}
+        if sizes or any(file.base_name == _STATE for file in files):
+            self._state = self._read_state()
+        end: int | None = None
+        for segment in sorted(sizes):
+            if end is not None and segment.start < end:
+                raise SpoolDamaged(
+                    f"segment {self._folder.path_of(segment.name)} holds offsets that "
+                    "the one before it holds too: one of them does not belong here"
+                )
+            if end is not None and segment.start > end:
+                self._lose(end, segment.start, "segments are missing", accept_loss)
+            end = segment.end
+            flaw = self._flaw_of(segment)
+            if flaw is None:
+                self._add(segment, sizes[segment])
+            else:
+                self._lose(segment.start, segment.end, flaw, accept_loss)
+                self._folder.set_aside(segment.name, segment.name + _DAMAGED)
+        if end is not None and self.end != end:
+            self.skip_to(end)  # the offsets of what was lost are not used again
+
+    def _flaw_of(self, segment: Segment) -> str | None:
+        path = self._folder.path_of(segment.name)
+        try:
+            segments.decode(segment, self._folder.read(segment.name), path)
+        except SpoolDamaged as error:
+            return str(error)
+        return None
+
+    def _lose(self, start: int, end: int, reason: str, accept_loss: bool) -> None:
+        if [start, end] in self._state.lost:
+            return
+        lost = f"the messages {start} to {end} in the spool {self._folder.path} cannot be read"
+        if not accept_loss:
+            raise SpoolDamaged(f"{lost}: {reason}")
+        _log.warning("%s: %s", lost, reason)
+        self._state.lost.append([start, end])
+        now = time.time()
+        self.record_gap(Gap(end, self.last_active, now, reason, lost=end - start))
+
+    def _read_state(self) -> _State:
+        path = self._folder.path_of(_STATE)
+        try:
+            content = json.loads(self._folder.read(_STATE).to_pybytes())
+            gaps = [Gap(**gap) for gap in content.pop("latest_gaps")]
+            state = _State(**content, latest_gaps=gaps)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise SpoolDamaged(
+                f"{path} is damaged, and with it the record of gaps: restore it"
+            ) from error
+        if state.version != VERSION:
+            raise SpoolError(
+                f"{path} has format version {state.version}, and this program knows {VERSION}: "
+                "use the version of fanout-source that wrote it"
+            )
+        return state
+
+
+def read_slice(location: str, spool_id: str, piece: Slice) -> pa.RecordBatch:
+    """The rows of a slice, checked. Needs no ownership: a segment never changes."""
+    folder = open_folder(location, spool_id)
+    segment = piece.segment
+    batch = segments.decode(segment, folder.read(segment.name), folder.path_of(segment.name))
+    return batch.slice(piece.start - segment.start, piece.end - piece.start)
+
+
+def default_location() -> str:
+    """Where spools are unless an option says otherwise: the user's state folder."""
+    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return os.path.join(state, "fanout", "spool")
+
+
+def remove_leftovers(location: str, retention_seconds: float = RETENTION_SECONDS) -> list[str]:
+    """Remove spools that nobody owns and that are empty, or were not touched for so long.
+
+    Only on local disks, where it can be known that nobody owns them. Returns what was removed;
+    one that held messages is also said in the log. A spool that cannot be removed is left.
+    """
+    removed = []
+    for folder in siblings(location):
+        if not _ID.fullmatch(os.path.basename(folder.path)):
+            continue
+        try:
+            age = time.time() - os.stat(folder.path).st_mtime
+            if age < min(_YOUNG_SECONDS, retention_seconds):
+                continue
+            folder.claim()
+        except (SpoolError, OSError):
+            continue
+        try:
+            held = [f.base_name for f in folder.files() if Segment.parse(f.base_name)]
+            if held and age < retention_seconds:
+                continue
+            if held:
+                _log.warning(
+                    "removing the spool %s with %d segments: unused for %d days",
+                    folder.path,
+                    len(held),
+                    age // 86400,
+                )
+            folder.remove()
+            removed.append(folder.path)
+        except SpoolError as error:
+            _log.warning("a leftover stays: %s", error)
+        finally:
+            folder.release()
+    return removed

@@ -1,0 +1,235 @@
+"""A subscription while it lasts: one connection, one queue of its own, bound to the exchange.
+
+pika does the protocol; deliveries are taken out of what reaches it by a tap (`delivery_tap`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pika
+from pika import frame
+from pika.exceptions import AMQPError
+
+from .address import BrokerAddress
+from .connection import (
+    CONNECTION_TIMEOUT_SECONDS,
+    HEARTBEAT_SECONDS,
+    close_quietly,
+    explained,
+    open_connection,
+)
+from .errors import ConnectionLost
+from .topology import ensure_exchange
+
+_RECEIVE_BYTES = 256 * 1024
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Subscription:
+    """What to subscribe to."""
+
+    exchange: str = "logs"
+    exchange_type: str = "fanout"
+    exchange_durable: bool = False
+    declare: str = "auto"
+
+
+class _TappedConnection(pika.SelectConnection):  # type: ignore[misc]
+    """Shows every received piece to `tap` first, and gives pika what that returns."""
+
+    tap: Callable[[bytes], bytes] | None = None
+    is_tapped = False
+
+    def _on_data_available(self, data_in: bytes) -> None:
+        self.is_tapped = True
+        if self.tap is None:
+            super()._on_data_available(data_in)
+            return
+        others = self.tap(data_in)
+        self.bytes_received += len(data_in) - len(others)  # a sign of life, as heartbeats are
+        if others:
+            super()._on_data_available(others)
+
+
+class Session:
+    """A queue that is bound and waits; `consume` starts its deliveries, `cancel` stops them.
+
+    All but `wake` is for one thread, the one that calls `process`. The queue goes with the
+    connection: there is no second life for a session.
+    """
+
+    def __init__(
+        self,
+        address: BrokerAddress,
+        subscription: Subscription,
+        take: Callable[[bytes], bytes],
+        *,
+        connection_timeout_seconds: float = CONNECTION_TIMEOUT_SECONDS,
+        heartbeat_seconds: int = HEARTBEAT_SECONDS,
+    ) -> None:
+        """From `attach` on, `take` is shown all that the broker sends; it takes the deliveries on
+        channel `channel_number` and returns the rest."""
+        self._address = address
+        self._take = take
+        self._lost: Exception | None = None
+        self._consumer_tag: str | None = None
+        self.is_idle = True  # no delivery comes
+        self.was_consumed = False
+        self.last_heard = time.time()
+        self._connection = open_connection(
+            address,
+            timeout_seconds=connection_timeout_seconds,
+            heartbeat_seconds=heartbeat_seconds,
+            implementation=_TappedConnection,
+        )
+        try:
+            self._impl: Any = self._connection._impl
+            ensure_exchange(
+                self._connection,
+                address,
+                subscription.exchange,
+                exchange_type=subscription.exchange_type,
+                durable=subscription.exchange_durable,
+                declare=subscription.declare,
+            )
+            doing = f"subscribing to exchange {subscription.exchange!r}"
+            with explained(address, doing):
+                setup = self._connection.channel()
+                self.queue: str = setup.queue_declare("", exclusive=True).method.queue
+                setup.queue_bind(self.queue, subscription.exchange)
+                setup.close()
+                self._channel = self._open_channel()
+            self.channel_number: int = self._channel.channel_number
+            self.max_frame_bytes: int = self._impl.params.frame_max or 1 << 30
+        except BaseException:
+            close_quietly(self._connection)
+            raise
+
+    def consume(self, prefetch_count: int) -> None:
+        """Ask for deliveries, at most so many of them unacknowledged."""
+        self.is_idle, self.was_consumed = False, True
+        self._channel.basic_qos(prefetch_count=prefetch_count)
+        self._consumer_tag = self._channel.basic_consume(
+            self.queue, self._on_message, consumer_tag="fanout"
+        )
+
+    def cancel(self) -> None:
+        """Ask for no more of them; when `is_idle` is true, none comes any more."""
+        if self._consumer_tag is not None:
+            self._channel.basic_cancel(self._consumer_tag, callback=self._on_cancelled)
+            self._consumer_tag = None
+
+    def ack(self, delivery_tag: int) -> None:
+        """Acknowledge this delivery and all before it."""
+        self._channel.basic_ack(delivery_tag, multiple=True)
+
+    def return_unacknowledged(self) -> None:
+        """Give what was delivered and not acknowledged back to the queue."""
+        self._channel.basic_nack(0, multiple=True, requeue=True)
+
+    def process(self) -> None:
+        """Receive and send until woken. Raises what ended the session."""
+        self._connection.process_data_events(time_limit=None)
+        if self._lost is not None:
+            raise self._lost
+
+    def wake(self) -> None:
+        """From any thread: make `process` return."""
+        try:
+            self._connection.add_callback_threadsafe(_nothing)
+        except AMQPError:
+            return  # it has ended, and `process` says why
+
+    def close(self) -> None:
+        self._impl.tap = None
+        close_quietly(self._connection)
+
+    def _open_channel(self) -> Any:
+        """A channel of the connection underneath: a BlockingChannel would keep deliveries."""
+        opened: list[Any] = []
+        channel = self._impl.channel(on_open_callback=opened.append)
+        channel._set_cookie(_Underneath)
+        channel.add_on_close_callback(self._on_channel_closed)
+        channel.add_on_cancel_callback(self._on_cancelled_by_broker)
+        self._connection._flush_output(lambda: bool(opened), lambda: self._lost is not None)
+        if self._lost is not None:
+            raise self._lost
+        return channel
+
+    def attach(self) -> None:
+        """Begin to show what is received."""
+        if self._impl.is_tapped:
+            self._impl.tap = self._hear
+            _receive_in_large_pieces(self._impl)
+        else:
+            _warn_once(
+                f"pika {pika.__version__} has no place for a tap: deliveries go through its "
+                "callbacks, which costs several times the CPU"
+            )
+
+    def _hear(self, data: bytes) -> bytes:
+        self.last_heard = time.time()
+        return self._take(data)
+
+    def _on_message(self, _channel: Any, method: Any, properties: Any, body: bytes) -> None:
+        """A delivery that pika has decoded, where there is no tap: made into frames again."""
+        self.last_heard = time.time()
+        number = self.channel_number
+        pieces = [
+            frame.Method(number, method).marshal(),
+            frame.Header(number, len(body), properties).marshal(),
+        ]
+        if body:
+            pieces.append(frame.Body(number, body).marshal())
+        self._take(b"".join(pieces))
+
+    def _on_cancelled(self, _answer: Any) -> None:
+        self.is_idle = True
+        self.wake()
+
+    def _on_cancelled_by_broker(self, _notice: Any) -> None:
+        self._fail(
+            ConnectionLost(f"the broker at {self._address} ended the consumer: queue deleted?")
+        )
+
+    def _on_channel_closed(self, _channel: Any, reason: Exception) -> None:
+        self._fail(reason)
+
+    def _fail(self, reason: Exception) -> None:
+        self._lost = self._lost or reason
+        self.wake()
+
+
+def _receive_in_large_pieces(connection: Any) -> None:
+    """pika reads 4 KiB a call, and until the socket is empty; we read what there is, once."""
+    transport: Any = getattr(connection, "_transport", None)
+    if hasattr(transport, "_MAX_RECV_BYTES") and hasattr(transport, "_MAX_CONSUME_BYTES"):
+        transport._MAX_RECV_BYTES = _RECEIVE_BYTES
+        transport._MAX_CONSUME_BYTES = 1
+
+
+def _warn_once(text: str) -> None:
+    global _warned
+    if not _warned:
+        _log.warning(text)
+        _warned = True
+
+
+_warned = False
+
+
+class _Underneath:
+    """Tells a BlockingConnection that closes that a channel is none of its own."""
+
+    is_open = False
+
+
+def _nothing() -> None:
+    """Makes `process` return."""
