@@ -54,6 +54,10 @@ test: $(READY) ## Run all tests, with a broker of their own
 bench-emit: broker ## Measure publishing against a bare pika loop
 	@$(PY) scripts/bench_emit.py
 
+.PHONY: bench-receiver
+bench-receiver: broker ## Measure receiving against a bare pika callback and a bare socket
+	@$(PY) scripts/bench_receiver.py
+
 .PHONY: clean
 clean: ## Stop the broker and remove everything that was made here
 	@if [ -e .run ] && [ -e $(READY) ]; then $(PY) scripts/broker.py stop; fi

@@ -35,7 +35,7 @@ from .subscription import Session, Subscription
 
 PREFETCH_COUNT = 20_000
 MAX_SPOOL_BYTES = 1024**3
-FLUSH_AFTER_ROWS = 50_000
+FLUSH_AFTER_ROWS = 4096  # larger acks make the broker stutter (make bench-receiver)
 FLUSH_AFTER_BYTES = 16 * 1024**2
 FLUSH_AFTER_SECONDS = 5.0  # far below the time after which a broker ends a consumer without acks
 _FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.1, 2.0

@@ -27,6 +27,7 @@ from .errors import ConnectionLost
 from .topology import ensure_exchange
 
 _RECEIVE_BYTES = 256 * 1024
+_GATHER_SECONDS = 0.002
 
 _log = logging.getLogger(__name__)
 
@@ -175,8 +176,16 @@ class Session:
             )
 
     def _hear(self, data: bytes) -> bytes:
-        self.last_heard = time.time()
-        return self._take(data)
+        heard = time.time()
+        is_stream = heard - self.last_heard < _GATHER_SECONDS
+        others = self._take(data)
+        if is_stream and len(data) < _RECEIVE_BYTES // 2:
+            # A broker sends a few messages at a time. While they keep coming, let some gather
+            # in the socket: each piece costs more than many messages do.
+            time.sleep(_GATHER_SECONDS)
+            heard = time.time()
+        self.last_heard = heard
+        return others
 
     def _on_message(self, _channel: Any, method: Any, properties: Any, body: bytes) -> None:
         """A delivery that pika has decoded, where there is no tap: made into frames again."""
