@@ -15,10 +15,13 @@ from array import array
 import pyarrow as pa
 import pyarrow.compute as pc
 
-METHOD, HEADER, BODY = 1, 2, 3
+METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
+_KINDS = (METHOD, HEADER, BODY, HEARTBEAT)
 FRAME_END = 0xCE
 FRAME_OVERHEAD = 8  # type, channel and size before the payload, one end byte after it
 BASIC_DELIVER = 60 << 16 | 60
+_SHORTEST_DELIVER = FRAME_OVERHEAD + 4 + 1 + 8 + 1 + 1 + 1
+_SHORTEST_HEADER = FRAME_OVERHEAD + 2 + 2 + 8
 
 # One row is one delivery: its method frame, its header frame and its body frame as they were on
 # the wire. A body that came in several frames is stored as one; an empty body has none.
@@ -173,7 +176,7 @@ class DeliveryTap:
         if have >= FRAME_OVERHEAD:
             kind, _, size = _frame_head(data, position)
             needed += int(size)
-            if needed > self._max_frame_bytes or not METHOD <= kind <= FRAME_OVERHEAD:
+            if needed > self._max_frame_bytes or kind not in _KINDS:
                 raise BrokenFrame(f"a frame of type {kind} and {needed} bytes")
             if have >= needed:
                 if data[position + needed - 1] != FRAME_END:
@@ -191,16 +194,16 @@ class DeliveryTap:
         if kind == METHOD:
             # Anything but a delivery that comes in the middle of one ends it: a channel's close.
             self._content = None
-            if len(frame) < 20 or _method_head(frame)[3] != BASIC_DELIVER:
+            if len(frame) < _SHORTEST_DELIVER or _method_head(frame)[3] != BASIC_DELIVER:
                 return False
             self._content = _Content(frame)
             return True
         if self._content is None:  # the content of something else that was asked for
             return False
         if kind == HEADER:
-            (size,) = _body_size(frame, 11)
+            size = _body_size(frame, 11)[0] if len(frame) >= _SHORTEST_HEADER else 1 << 64
             if size > self._max_body_bytes:
-                raise BrokenFrame(f"a message of {size} bytes")
+                raise BrokenFrame(f"a message of {size} bytes, or a header without its size")
             self._content.header, self._content.missing_bytes = frame, size
         elif kind == BODY:
             self._content.body.append(frame[7:-1])
@@ -236,5 +239,8 @@ class _Content:
 
 def _tag_of(data: bytes, method_frame: int) -> int:
     """The delivery tag: behind the class, the method, and the consumer tag with its length."""
-    tag: int = _delivery_tag(data, method_frame + 12 + data[method_frame + 11])[0]
+    try:
+        tag: int = _delivery_tag(data, method_frame + 12 + data[method_frame + 11])[0]
+    except struct.error:
+        raise BrokenFrame("a delivery without its tag") from None
     return tag

@@ -9,8 +9,8 @@ prefetch count:
   socket    reads and discards, and acks by the number of bytes
 
 Then the spooled messages are decoded. The last line is JSON; `cpu_ratio` is receiver over pika and
-`rate_ratio` receiver over socket: of each round, and then the median, since a shared machine is faster in one minute than in
-the next.
+`rate_ratio` receiver over socket: of each round, and then the median, since a shared machine is
+faster in one minute than in the next.
 """
 
 from __future__ import annotations

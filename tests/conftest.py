@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
+import hypothesis
 import pytest
 
 import broker as brokers
@@ -18,6 +19,10 @@ from fanout_source.address import BrokerAddress
 from fanout_source.errors import FanoutError
 from machine import SetupError
 from management import Management
+
+hypothesis.settings.register_profile("default", deadline=None)  # a shared machine stutters
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=5000)
+hypothesis.settings.load_profile("default")
 
 PROJECT = Path(__file__).resolve().parent.parent
 SCRIPTS = PROJECT / "scripts"

@@ -1,0 +1,443 @@
+"""The spool: what it has taken is there, byte for byte, or a file is named."""
+
+import errno
+import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from fanout_source import failpoints
+from fanout_source.errors import OptionError, SpoolBusy, SpoolDamaged, SpoolError
+from fanout_source.spool import Gap, Segment, Spool, read_slice, remove_leftovers
+from fanout_source.spool import spool as spool_module
+from fanout_source.spool.folder import RemoteFolder, open_folder
+
+
+def _batch(*numbers):
+    return pa.record_batch({"number": pa.array(numbers, pa.int64())})
+
+
+def _rows(spool, start=None, end=None):
+    start, end = spool.start if start is None else start, spool.end if end is None else end
+    batches = [read_slice(spool.location, spool.id, piece) for piece in spool.slices(start, end)]
+    return [n for b in batches if b.num_rows for n in b.column("number").to_pylist()]
+
+
+@pytest.fixture(params=["local", "file://", "mock://"])
+def location(request, tmp_path, monkeypatch):
+    if request.param == "local":
+        return str(tmp_path / "spool")
+    if request.param == "file://":
+        return f"file://{tmp_path}/spool"
+    # pyarrow's in-memory file system: neither local nor an object store. The same one for all who
+    # ask in this test.
+    memory = pa.fs.FileSystem.from_uri("mock:///")[0]
+    folders = {}
+
+    def open_in_memory(location, name):
+        path = f"{location.removeprefix('mock://')}/{name}"
+        return folders.setdefault(path, RemoteFolder(memory, path))
+
+    monkeypatch.setattr(spool_module, "open_folder", open_in_memory)
+    return "mock://spool"
+
+
+@pytest.fixture
+def disk(tmp_path):
+    return str(tmp_path / "spool")
+
+
+@pytest.fixture(autouse=True)
+def no_failpoints():
+    yield
+    failpoints.arm("")
+
+
+def _files(spool, suffix=".arrow"):
+    folder = open_folder(spool.location, spool.id).path
+    return sorted(f"{folder}/{name}" for name in os.listdir(folder) if name.endswith(suffix))
+
+
+def test_what_was_appended_is_read_by_offset(location):
+    with Spool.create(location) as spool:
+        assert (spool.start, spool.end, spool.bytes) == (0, 0, 0)
+        spool.append(_batch(0, 1, 2))
+        spool.append(_batch(3))
+        spool.append(_batch(4, 5))
+        assert (spool.start, spool.end) == (0, 6)
+        assert _rows(spool) == [0, 1, 2, 3, 4, 5]
+        assert _rows(spool, 1, 5) == [1, 2, 3, 4]
+        assert _rows(spool, 2, 2) == []
+
+
+def test_a_reopened_spool_goes_on_where_it_was(location):
+    with Spool.create(location) as spool:
+        assert spool.is_new
+        spool.append(_batch(0, 1))
+        size = spool.bytes
+    with Spool.open(location, spool.id) as again:
+        assert not again.is_new
+        assert (again.start, again.end, again.bytes) == (0, 2, size)
+        assert time.time() - again.last_active < 60
+        again.append(_batch(2))
+        assert _rows(again) == [0, 1, 2]
+
+
+def test_only_whole_segments_are_dropped_and_never_the_last(location):
+    with Spool.create(location) as spool:
+        for number in range(4):
+            spool.append(_batch(2 * number, 2 * number + 1))
+        before = spool.bytes
+        spool.drop_below(5)
+        assert (spool.start, spool.end) == (4, 8)
+        assert spool.bytes == before // 2
+        assert _rows(spool) == [4, 5, 6, 7]
+        spool.drop_below(100)
+        assert (spool.start, spool.end) == (6, 8)
+    with Spool.open(location, spool.id) as again:
+        assert (again.start, again.end) == (6, 8)
+
+
+def test_gaps_are_kept_through_a_restart_and_their_number_is_bounded(location):
+    with Spool.create(location) as spool:
+        for number in range(150):
+            spool.record_gap(Gap(number, 1.5, 2.5, "it rained"))
+    with Spool.open(location, spool.id) as again:
+        assert again.gap_count == 150
+        assert [gap.offset for gap in again.latest_gaps] == list(range(50, 150))
+        assert again.latest_gaps[-1] == Gap(149, 1.5, 2.5, "it rained")
+
+
+def test_an_offset_outside_of_it_is_refused(location):
+    with Spool.create(location) as spool:
+        spool.append(_batch(0, 1))
+        with pytest.raises(SpoolDamaged, match=r"has the offsets 0 to 2, and 0 to 3 are asked for"):
+            spool.slices(0, 3)
+
+
+@pytest.mark.parametrize("spool_id", ["../../etc", "", "A" * 32, "0" * 31])
+def test_an_id_that_is_none_is_refused(disk, spool_id):
+    with pytest.raises(SpoolDamaged, match="no spool's id"):
+        Spool.open(disk, spool_id)
+
+
+def test_a_spool_that_is_not_there_is_named(location):
+    with pytest.raises(SpoolDamaged, match=f"there is no spool {'0' * 32} in .*set spoolDir"):
+        Spool.open(location, "0" * 32)
+
+
+def test_a_location_that_no_file_system_knows_is_refused():
+    with pytest.raises(OptionError, match="spoolDir 'nonsense://x' cannot be used"):
+        Spool.create("nonsense://x")
+
+
+# ── ownership ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_second_owner_on_a_local_disk_is_refused_with_the_name_of_the_first(disk):
+    with (
+        Spool.create(disk) as spool,
+        pytest.raises(SpoolBusy, match=f"in use by process {os.getpid()} on .*checkpoint"),
+    ):
+        Spool.open(disk, spool.id)
+    Spool.open(disk, spool.id).close()
+
+
+def test_elsewhere_the_last_owner_wins_and_the_one_before_cannot_append():
+    memory = pa.fs.FileSystem.from_uri("mock:///")[0]
+    first, second = RemoteFolder(memory, "a/b"), RemoteFolder(memory, "a/b")
+    first.create()
+    first.write("x", b"1")
+    second.claim()
+    with pytest.raises(SpoolBusy, match="taken over by process"):
+        first.write("y", b"2")
+    second.write("z", b"3")
+    assert {file.base_name for file in second.files()} == {"owner", "x", "z"}
+
+
+def test_nobody_else_may_look_inside(disk):
+    before = os.umask(0)
+    try:
+        with Spool.create(disk) as spool:
+            spool.append(_batch(1))
+    finally:
+        os.umask(before)
+    folder = open_folder(disk, spool.id).path
+    assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+    assert {stat.S_IMODE(os.stat(file).st_mode) for file in _files(spool, "")} == {0o600}
+
+
+def test_a_spool_behind_a_symbolic_link_is_refused(disk, tmp_path):
+    with Spool.create(disk) as spool:
+        pass
+    os.rename(os.path.join(disk, spool.id), tmp_path / "elsewhere")
+    os.symlink(tmp_path / "elsewhere", os.path.join(disk, spool.id))
+    with pytest.raises(SpoolError, match="is a symbolic link"):
+        Spool.open(disk, spool.id)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpoolError, match=r"cannot create .*/file/.*Not a directory|File exists"):
+        Spool.create(str(tmp_path / "file"))
+
+
+# ── recovery: one body, many corruptions ────────────────────────────────────────────────────────
+
+
+def _cut(path, data):
+    for length in range(len(data)):
+        yield f"cut at {length}", data[:length]
+
+
+def _zero_tail(path, data):
+    for length in range(0, len(data), 64):
+        yield f"zero from {length}", data[:length] + bytes(len(data) - length)
+
+
+def _flip(path, data):
+    for bit in range(0, 8 * len(data), 7):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        yield f"bit {bit}", bytes(flipped)
+
+
+def _grow(path, data):
+    yield "a byte more", data + b"\0"
+    yield "twice", data + data
+
+
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("corrupt", [_cut, _zero_tail, _flip, _grow])
+def test_a_changed_segment_is_named_and_nothing_else_is_lost(disk, corrupt, which):
+    with Spool.create(disk) as spool:
+        for number in range(3):
+            spool.append(_batch(2 * number, 2 * number + 1))
+    path = _files(spool)[which]
+    data = Path(path).read_bytes()
+    corruptions = 0
+    for what, changed in corrupt(path, data):
+        if changed == data:
+            continue
+        corruptions += 1
+        with open(path, "wb") as file:
+            file.write(changed)
+        with pytest.raises(SpoolDamaged) as caught:
+            Spool.open(disk, spool.id)
+        assert path in str(caught.value), what
+        assert "\n" not in str(caught.value)
+    assert corruptions
+    lost = [2 * which, 2 * which + 1]
+    with Spool.open(disk, spool.id, accept_loss=True) as survivor:
+        assert survivor.end == 6
+        assert _rows(survivor, 0 if which else 2, 6) == [n for n in range(6) if n not in lost]
+        gap = survivor.latest_gaps[-1]
+        assert (gap.offset, gap.lost) == (lost[-1] + 1, 2)
+        assert survivor.append(_batch(6)).start == 6
+    assert [Path(p).read_bytes() for p in _files(spool, ".damaged")] == [changed]
+    with Spool.open(disk, spool.id) as again:  # the loss is known by now
+        assert again.gap_count == 1
+        assert again.end == 7
+
+
+def test_a_hole_between_segments_is_damage(disk):
+    with Spool.create(disk) as spool:
+        for number in range(4):
+            spool.append(_batch(number))
+    os.unlink(_files(spool)[1])
+    os.unlink(_files(spool)[1])
+    with pytest.raises(SpoolDamaged, match=r"messages 1 to 3 in the spool .*segments are missing"):
+        Spool.open(disk, spool.id)
+    with Spool.open(disk, spool.id, accept_loss=True) as survivor:
+        assert _rows(survivor) == [0, 3]
+        assert (survivor.latest_gaps[-1].offset, survivor.latest_gaps[-1].lost) == (3, 2)
+
+
+def test_segments_that_overlap_are_damage(disk):
+    with Spool.create(disk) as spool:
+        spool.append(_batch(0, 1))
+        data = Path(_files(spool)[0]).read_bytes()
+        stray = Segment(1, 3, zlib.crc32(data)).name
+        with open(os.path.join(os.path.dirname(_files(spool)[0]), stray), "wb") as file:
+            file.write(data)
+    with pytest.raises(SpoolDamaged, match=f"{stray} holds offsets that the one before it holds"):
+        Spool.open(disk, spool.id, accept_loss=True)
+
+
+def test_temporary_files_are_removed_and_strange_ones_left_alone(disk):
+    with Spool.create(disk) as spool:
+        spool.append(_batch(0))
+    folder = os.path.dirname(_files(spool)[0])
+    for name in ("00000000000000000001-x.arrow.tmp", "notes.txt", "1-2-3.arrow"):
+        with open(os.path.join(folder, name), "w") as file:
+            file.write("?")
+    with Spool.open(disk, spool.id) as again:
+        assert _rows(again) == [0]
+    assert not _files(spool, ".tmp")
+    assert _files(spool, "notes.txt")
+    assert _files(spool, "1-2-3.arrow")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": "1"}'])
+def test_a_damaged_state_is_named(disk, content):
+    with Spool.create(disk) as spool:
+        spool.append(_batch(0))
+    [path] = _files(spool, "state.json")
+    with open(path, "wb") as file:
+        file.write(content)
+    with pytest.raises(SpoolDamaged, match=r"state.json is damaged"):
+        Spool.open(disk, spool.id)
+
+
+def test_a_newer_format_is_refused(disk):
+    with Spool.create(disk) as spool:
+        spool.append(_batch(0))
+    [path] = _files(spool, "state.json")
+    text = Path(path).read_text().replace('"version": "1"', '"version": "2"')
+    with open(path, "w") as file:
+        file.write(text)
+    with pytest.raises(SpoolError, match="has format version 2, and this program knows 1"):
+        Spool.open(disk, spool.id)
+
+
+def test_a_reader_checks_what_it_reads(disk):
+    with Spool.create(disk) as spool:
+        spool.append(_batch(0))
+        [piece] = spool.slices(0, 1)
+        path = _files(spool)[0]
+        with open(path, "r+b") as file:
+            file.write(b"x")
+        with pytest.raises(SpoolDamaged, match=r"is damaged: its .* bytes are not those"):
+            read_slice(disk, spool.id, piece)
+        os.unlink(path)
+        with pytest.raises(SpoolDamaged, match="does not exist; the option spoolDir"):
+            read_slice(disk, spool.id, piece)
+
+
+# ── a disk that fails ───────────────────────────────────────────────────────────────────────────
+
+STEPS = ["spool.write", "spool.fsync", "spool.rename", "spool.sync_folder", "spool.published"]
+
+
+@pytest.mark.parametrize("error", ["ENOSPC", "EIO", "EROFS"])
+@pytest.mark.parametrize("step", STEPS)
+def test_an_error_at_any_step_is_named_and_ends_all_appending(disk, step, error):
+    with Spool.create(disk) as spool:
+        spool.append(_batch(0))
+        failpoints.arm(f"{step}={error}")
+        with pytest.raises(SpoolError) as caught:
+            spool.append(_batch(1))
+        assert os.strerror(getattr(errno, error)) in str(caught.value)
+        assert spool.id in str(caught.value)
+        assert spool.end == 1
+        failpoints.arm("")
+        with pytest.raises(SpoolError):  # what is on disk is not known: no ack may follow
+            spool.append(_batch(1))
+    assert not _files(spool, ".tmp")
+    with Spool.open(disk, spool.id) as again:
+        assert _rows(again) in ([0], [0, 1])
+
+
+def test_a_file_that_is_cut_short_by_the_system_is_an_error(disk):
+    """A real one: the kernel refuses the rest of the file."""
+    with Spool.create(disk) as spool:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300, hard))
+        try:
+            with pytest.raises(SpoolError, match="File too large"):
+                spool.append(_batch(*range(100)))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            signal.signal(signal.SIGXFSZ, before)
+    assert not _files(spool)
+    assert not _files(spool, ".tmp")
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_kill_at_any_step_leaves_a_spool_that_recovers(disk, step):
+    with Spool.create(disk) as spool:
+        spool.append(_batch(0, 1))
+    program = f"""
+import pyarrow as pa
+from fanout_source.spool import Spool
+with Spool.open({disk!r}, {spool.id!r}) as spool:
+    spool.append(pa.record_batch({{"number": pa.array([2, 3], pa.int64())}}))
+"""
+    killed = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "FANOUT_FAILPOINTS": f"{step}=kill"}
+    )
+    assert killed.returncode == -signal.SIGKILL
+    with Spool.open(disk, spool.id) as again:
+        published = step in ("spool.sync_folder", "spool.published")
+        assert _rows(again) == ([0, 1, 2, 3] if published else [0, 1])
+        again.append(_batch(9))
+        assert _rows(again)[-1] == 9
+    assert not _files(spool, ".tmp")
+
+
+def test_a_failpoint_waits_for_its_turn(disk):
+    failpoints.arm("spool.fsync=EIO@4")
+    with Spool.create(disk) as spool:  # the first turn is for the state
+        spool.append(_batch(0))
+        spool.append(_batch(1))
+        with pytest.raises(SpoolError, match="Input/output error"):
+            spool.append(_batch(2))
+
+
+# ── leftovers ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _age(spool, seconds):
+    folder = open_folder(spool.location, spool.id).path
+    moment = time.time() - seconds
+    os.utime(folder, (moment, moment))
+
+
+def test_a_start_removes_empty_and_forgotten_spools_and_no_others(disk):
+    def make(age_seconds, rows, owned=False):
+        spool = Spool.create(disk)
+        if rows:
+            spool.append(_batch(*range(rows)))
+        if not owned:
+            spool.close()
+        _age(spool, age_seconds)
+        return spool
+
+    day = 86400
+    empty, young, filled, forgotten, owned = (
+        make(2 * 3600, 0),
+        make(10, 0),
+        make(29 * day, 1),
+        make(31 * day, 1),
+        make(31 * day, 1, owned=True),
+    )
+    os.mkdir(os.path.join(disk, "something else"))
+    removed = remove_leftovers(disk)
+    assert {os.path.basename(path) for path in removed} == {empty.id, forgotten.id}
+    assert set(os.listdir(disk)) == {young.id, filled.id, owned.id, "something else"}
+    owned.close()
+
+
+def test_there_are_no_leftovers_where_there_is_nothing(tmp_path):
+    assert remove_leftovers(str(tmp_path / "nowhere")) == []
+    assert remove_leftovers("s3://bucket/spool") == []
+
+
+# ── names ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_names_sort_as_offsets_do_and_are_read_back():
+    segments = [Segment(0, 9, 1), Segment(9, 10**12, 0xFFFFFFFF), Segment(10**12, 2**63 - 1, 0)]
+    assert sorted(s.name for s in segments) == [s.name for s in segments]
+    assert [Segment.parse(s.name) for s in segments] == segments
+    assert segments[1].name == "00000000000000000009-00000001000000000000-ffffffff.arrow"
+    assert Segment.parse("00000000000000000009-x.arrow") is None
