@@ -58,6 +58,10 @@ bench-emit: broker ## Measure publishing against a bare pika loop
 bench-receiver: broker ## Measure receiving against a bare pika callback and a bare socket
 	@$(PY) scripts/bench_receiver.py
 
+.PHONY: bench-memory
+bench-memory: broker ## Send ten million messages through a small spool, and watch the memory
+	@$(PY) scripts/bench_memory.py
+
 .PHONY: clean
 clean: ## Stop the broker and remove everything that was made here
 	@if [ -e .run ] && [ -e $(READY) ]; then $(PY) scripts/broker.py stop; fi

@@ -16,8 +16,14 @@ if TYPE_CHECKING:
         FanoutError,
         OptionError,
         PublishFailed,
+        SpoolBusy,
+        SpoolDamaged,
+        SpoolError,
     )
     from .publisher import Publisher
+    from .receiver import Receiver
+    from .spool import Spool
+    from .subscription import Subscription
 
 __version__ = "0.1.0"
 __all__ = [
@@ -31,10 +37,23 @@ __all__ = [
     "OptionError",
     "PublishFailed",
     "Publisher",
+    "Receiver",
+    "Spool",
+    "SpoolBusy",
+    "SpoolDamaged",
+    "SpoolError",
+    "Subscription",
 ]
 
 # Imported on first use: a Spark worker that only reads rows loads neither pika nor the emitter.
-_HOMES = {"BrokerAddress": "address", "FanoutHandler": "emit", "Publisher": "publisher"}
+_HOMES = {
+    "BrokerAddress": "address",
+    "FanoutHandler": "emit",
+    "Publisher": "publisher",
+    "Receiver": "receiver",
+    "Spool": "spool",
+    "Subscription": "subscription",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -171,8 +171,6 @@ class Receiver:
         self._wake()
         for thread in self._threads:
             thread.join()
-        if self._session is not None:
-            self._session.close()
 
     def __enter__(self) -> Receiver:
         self.subscribe()
@@ -223,12 +221,14 @@ class Receiver:
         """Serve one session after the other, until closed."""
         doing = f"receiving from exchange {self._subscription.exchange!r}"
         while (session := self._session) is not None:
+            cause = None
             try:
                 self._serve(session)
-                return
             except Exception as error:
                 cause = explain(error, self._address, doing)
             self._end_session(session)
+            if cause is None:
+                return
             renewed = self._reopen_session()
             if renewed is not None:
                 self._record_gap(session.last_heard, str(cause))

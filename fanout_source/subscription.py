@@ -104,7 +104,7 @@ class Session:
             with explained(address, doing):
                 setup = self._connection.channel()
                 self.queue: str = setup.queue_declare("", exclusive=True).method.queue
-                setup.queue_bind(self.queue, subscription.exchange)
+                setup.queue_bind(self.queue, subscription.exchange, routing_key="")
                 setup.close()
                 self._channel = self._open_channel()
             self.channel_number: int = self._channel.channel_number
