@@ -75,7 +75,7 @@ class Deliveries:
         offsets, start = array("i"), 0
         for piece, bounds in zip(self._pieces, self._bounds, strict=True):
             shifted = pc.add(pa.array(bounds, pa.int32()), pa.scalar(start, pa.int32()))
-            offsets.frombytes(shifted.buffers()[1])
+            offsets.frombytes(memoryview(shifted.buffers()[1])[: 4 * len(bounds)])
             start += len(piece)
         offsets.append(start)
         data = b"".join(self._pieces)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -59,21 +59,20 @@ Columns = dict[str, pa.Array]
 def decode(raw: pa.BinaryArray, wanted: Collection[str]) -> tuple[Columns, Notes]:
     """The wanted columns of many messages, given the bytes of each from the flags on."""
     notes: Notes = defaultdict(list)
-    groups = list(_by_flags(raw))
-    if len(groups) == 1 and groups[0][0] is not None:
-        columns, odd = _decode_alike(raw, groups[0][0], wanted, notes, range(len(raw)))
-        if not odd:
-            return columns, notes
     parts: list[Columns] = []
     order: list[int] = []
     singles: list[int] = []
-    for flags, rows in groups:
+    for flags, rows in _by_flags(raw):
         if flags is None:
             singles += rows
             continue
-        columns, odd = _decode_alike(raw.take(pa.array(rows)), flags, wanted, notes, rows)
+        group = raw if len(rows) == len(raw) else raw.take(pa.array(rows))
+        columns, odd = _decode_alike(group, flags, wanted, notes, rows)
+        if not odd and group is raw:
+            return columns, notes
         singles += odd
-        order += rows if not odd else [row for row in rows if row not in set(odd)]
+        left_out = set(odd)
+        order += [row for row in rows if row not in left_out]
         parts.append(columns)
     if singles:
         parts.append(_decode_singly(raw, singles, wanted, notes))
@@ -95,13 +94,13 @@ def decode_one(raw: bytes) -> tuple[dict[str, Any], dict[str, str]]:
         more = raw[position + 1] & 1 if position + 2 <= len(raw) else 0
         position += 2
     for index, (name, kind) in enumerate(_PROPERTIES):
-        if not flags & 0x8000 >> index:
+        if not _has(flags, index):
             continue
         head = 4 if kind is _TABLE else 1 if kind is _TEXT else 0
         size = int.from_bytes(raw[position : position + head], "big") if head else _SIZES[kind]
         start, end = position + head, position + head + size
         if position + head > len(raw) or end > len(raw):
-            rest = [n for i, (n, _) in enumerate(_PROPERTIES) if i >= index and _has(flags, i)]
+            rest = (n for i, (n, _) in enumerate(_PROPERTIES) if i >= index and _has(flags, i))
             notes |= dict.fromkeys(rest, "the properties end before it")
             return values, notes
         values[name], note = _READERS[kind](raw[start:end])
@@ -117,12 +116,12 @@ def _has(flags: int, index: int) -> bool:
     return bool(flags & 0x8000 >> index)
 
 
-def _by_flags(raw: pa.BinaryArray) -> Iterable[tuple[int | None, list[int]]]:
+def _by_flags(raw: pa.BinaryArray) -> Iterator[tuple[int | None, Sequence[int]]]:
     """Rows with the same flags; together under None those that are better read one by one."""
     encoded = pc.binary_slice(raw, 0, 2).dictionary_encode()
     kinds = encoded.dictionary.to_pylist()
     if len(kinds) == 1 and len(raw) >= _FEW and _is_known(kinds[0]):
-        yield int.from_bytes(kinds[0], "big"), []
+        yield int.from_bytes(kinds[0], "big"), range(len(raw))
         return
     rows_of: list[list[int]] = [[] for _ in kinds]
     for row, kind in enumerate(encoded.indices.to_pylist()):
@@ -142,7 +141,7 @@ def _is_known(flags: bytes) -> bool:
 
 
 def _decode_alike(
-    raw: pa.BinaryArray, flags: int, wanted: Collection[str], notes: Notes, rows: Iterable[int]
+    raw: pa.BinaryArray, flags: int, wanted: Collection[str], notes: Notes, rows: Sequence[int]
 ) -> tuple[Columns, list[int]]:
     """Columns of messages that have the same flags, and the rows that did not come out even."""
     cells = _Cells(raw)
@@ -162,10 +161,10 @@ def _decode_alike(
             cursor = pc.add(cursor, _SIZES[kind])
         spans[name] = begin, cursor
     even = pc.equal(cursor, cells.ends)
-    rows = list(rows) if not isinstance(rows, range) else rows
     if not pc.all(even).as_py():
-        uneven = [row for row, is_even in zip(rows, even.to_pylist(), strict=True) if not is_even]
-        good = [row for row, is_even in zip(rows, even.to_pylist(), strict=True) if is_even]
+        fates = list(zip(rows, even.to_pylist(), strict=True))
+        uneven = [row for row, is_even in fates if not is_even]
+        good = [row for row, is_even in fates if is_even]
         if not good:
             return {name: pa.array([], COLUMNS[name]) for name in wanted}, uneven
         columns, _ = _decode_alike(raw.filter(even), flags, wanted, notes, good)
@@ -182,7 +181,9 @@ def _decode_alike(
     return columns, []
 
 
-def _convert(name: str, kind: str, raw: pa.BinaryArray, notes: Notes, rows: Any) -> pa.Array:
+def _convert(
+    name: str, kind: str, raw: pa.BinaryArray, notes: Notes, rows: Sequence[int]
+) -> pa.Array:
     if kind is _TEXT:
         try:
             return raw.cast(pa.string())
@@ -197,7 +198,7 @@ def decode_distinct(
     read: Callable[[bytes], tuple[Any, str | None]],
     kind: pa.DataType,
     notes: Notes,
-    rows: Any,
+    rows: Sequence[int],
 ) -> pa.Array:
     """Decode each distinct value once; log messages repeat theirs much."""
     encoded = raw.dictionary_encode()

@@ -39,6 +39,7 @@ FLUSH_AFTER_ROWS = 4096  # larger acks make the broker stutter (make bench-recei
 FLUSH_AFTER_BYTES = 16 * 1024**2
 FLUSH_AFTER_SECONDS = 5.0  # far below the time after which a broker ends a consumer without acks
 _FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.1, 2.0
+_STABLE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ class Receiver:
         self._tap = DeliveryTap(0, max_frame_bytes=0)
         self._gathered = Deliveries()
         self._writing: Deliveries | None = None
+        self._durable_end = spool.end
         self._durable_tag = 0
         self._flow = Flow(prefetch_count, max_spool_bytes)
         self._flushes_wanted = 0
@@ -134,7 +136,7 @@ class Receiver:
                 self._wake()
             try:
                 while self._error is None:
-                    end = self._spool.end
+                    end = self._durable_end
                     left = deadline - time.monotonic()
                     if end >= received and (end > offset or left <= 0):
                         return end
@@ -188,7 +190,7 @@ class Receiver:
     @property
     def _next_offset(self) -> int:
         writing = self._writing.rows if self._writing else 0
-        return self._spool.end + writing + self._gathered.rows
+        return self._durable_end + writing + self._gathered.rows
 
     @property
     def _buffered_bytes(self) -> int:
@@ -220,8 +222,9 @@ class Receiver:
     def _receive(self) -> None:
         """Serve one session after the other, until closed."""
         doing = f"receiving from exchange {self._subscription.exchange!r}"
+        pause_seconds = _FIRST_RETRY_SECONDS
         while (session := self._session) is not None:
-            cause = None
+            cause, began = None, time.monotonic()
             try:
                 self._serve(session)
             except Exception as error:
@@ -229,7 +232,9 @@ class Receiver:
             self._end_session(session)
             if cause is None:
                 return
-            renewed = self._reopen_session()
+            if time.monotonic() - began > _STABLE_SECONDS:
+                pause_seconds = _FIRST_RETRY_SECONDS
+            renewed, pause_seconds = self._reopen_session(pause_seconds)
             if renewed is not None:
                 self._record_gap(session.last_heard, str(cause))
                 self._begin_session(renewed)
@@ -302,7 +307,7 @@ class Receiver:
         with self._changed:
             self._tap = DeliveryTap(session.channel_number, max_frame_bytes=session.max_frame_bytes)
             self._session = session
-            self._draining = False
+            self._draining = True  # write what is left of the last session first
         session.attach()
 
     def _end_session(self, session: Session) -> None:
@@ -314,22 +319,23 @@ class Receiver:
             if self._writing is not None:
                 self._writing.last_tag = 0
 
-    def _reopen_session(self) -> Session | None:
-        """Try until it works. Raises when the broker refuses; None when we are closed before."""
-        pause_seconds = _FIRST_RETRY_SECONDS
+    def _reopen_session(self, pause_seconds: float) -> tuple[Session | None, float]:
+        """Try until it works; also says how long to pause before the next time. Raises when the
+        broker refuses; None when we are closed before."""
         while True:
             with self._changed:
                 self._changed.wait_for(
                     lambda: self._closing, pause_seconds * random.uniform(0.5, 1)
                 )
                 if self._closing:
-                    return None
+                    return None, pause_seconds
+            pause_seconds = min(2 * pause_seconds, _LAST_RETRY_SECONDS)
             try:
-                return self._open_session()
+                return self._open_session(), pause_seconds
             except BrokerRefused:
                 raise
             except BrokerError:
-                pause_seconds = min(2 * pause_seconds, _LAST_RETRY_SECONDS)
+                continue
 
     def _record_gap(self, since: float, reason: str) -> None:
         with self._changed:
@@ -350,9 +356,9 @@ class Receiver:
                     self._tap.into = self._gathered
                 writing = self._writing
             reach("receiver.write")
-            self._spool.append(writing.to_batch())
+            end = self._spool.append(writing.to_batch()).end
             with self._changed:
-                self._writing = None
+                self._writing, self._durable_end = None, end
                 self._durable_tag = writing.last_tag or self._durable_tag
                 self._changed.notify_all()
             self._wake()

@@ -101,6 +101,23 @@ def test_every_subscriber_spools_every_message(address, publish, tmp_path):
         assert first.status().queue != second.status().queue
 
 
+def test_the_offset_never_runs_ahead_of_what_was_received(address, spool, publish, monkeypatch):
+    """Seen from any thread, also between the moment a segment is there and the one it counts."""
+    offsets = []
+    append = spool.append
+
+    def watched(batch):
+        segment = append(batch)
+        offsets.append((receiver.status().next_offset, segment.end))
+        return segment
+
+    monkeypatch.setattr(spool, "append", watched)
+    with Receiver(address, spool) as receiver:
+        publish([b"0"])
+        _wait_for(receiver, 1)
+    assert offsets == [(1, 1)]
+
+
 def test_ten_lines_subscribe_and_spool(url, tmp_path, publish, eventually, management, vhost):
     program = f"""
 from fanout_source import BrokerAddress, Receiver, Spool

@@ -138,6 +138,14 @@ def test_random_bytes_as_properties_never_raise_and_touch_no_other_message(raws,
     _assert_same_as_singly([*raws, *alike], set(properties.COLUMNS))
 
 
+@given(st.lists(st.binary(max_size=12), min_size=8, max_size=40), st.integers(0, 0x3FFF))
+def test_broken_ones_among_messages_with_the_same_flags_are_found(tails, flags):
+    raws = [struct.pack(">H", flags << 2) + tail for tail in tails]
+    _assert_same_as_singly(raws * 3, set(properties.COLUMNS))
+    few_broken = [b"\x00\x80\x02ab"] * 20 + [b"\x00\x80" + tail for tail in tails]
+    _assert_same_as_singly(few_broken, {"message_id"})
+
+
 def _assert_same_as_singly(raws, wanted):
     if not raws:
         return
