@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     )
     from .publisher import Publisher
     from .receiver import Receiver
-    from .spool import Spool
+    from .spool import Spool, read_slice
     from .subscription import Subscription
 
 __version__ = "0.1.0"
@@ -43,6 +43,7 @@ __all__ = [
     "SpoolDamaged",
     "SpoolError",
     "Subscription",
+    "read_slice",
 ]
 
 # Imported on first use: a Spark worker that only reads rows loads neither pika nor the emitter.
@@ -53,6 +54,7 @@ _HOMES = {
     "Receiver": "receiver",
     "Spool": "spool",
     "Subscription": "subscription",
+    "read_slice": "spool",
 }
 
 
