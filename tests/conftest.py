@@ -58,6 +58,17 @@ def vhost(management: Management, broker: brokers.Broker) -> Iterator[str]:
 
 
 @pytest.fixture
+def bound_queues(management: Management, vhost: str) -> Callable[..., list[str]]:
+    """The queues bound to an exchange: a queue that merely exists receives nothing yet."""
+
+    def bound(exchange: str = "logs") -> list[str]:
+        bindings = management.get("bindings", vhost)
+        return [b["destination"] for b in bindings if b["source"] == exchange]
+
+    return bound
+
+
+@pytest.fixture
 def url(broker: brokers.Broker, vhost: str) -> str:
     return broker.url[: broker.url.rindex("/") + 1] + quote(vhost, safe="")
 

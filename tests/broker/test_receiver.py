@@ -118,7 +118,7 @@ def test_the_offset_never_runs_ahead_of_what_was_received(address, spool, publis
     assert offsets == [(1, 1)]
 
 
-def test_ten_lines_subscribe_and_spool(url, tmp_path, publish, eventually, management, vhost):
+def test_ten_lines_subscribe_and_spool(url, tmp_path, publish, eventually, bound_queues):
     program = f"""
 from fanout_source import BrokerAddress, Receiver, Spool
 end = 0
@@ -129,7 +129,7 @@ with Spool.create({str(tmp_path)!r}) as spool:
 print(spool.id)
 """
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as subscriber:
-        eventually(lambda: management.get("queues", vhost), "the program has its queue")
+        eventually(bound_queues, "the program is subscribed")
         publish(_numbers(0, 3))
         output, _ = subscriber.communicate(timeout=60)
     with Spool.open(str(tmp_path), output.decode().strip()) as spool:
@@ -150,7 +150,7 @@ def test_the_queue_is_exclusive_named_by_the_server_and_goes_with_the_receiver(
         assert not queue["durable"]
         [binding] = [b for b in management.get("bindings", vhost) if b["source"] == "logs"]
         assert (binding["destination"], binding["routing_key"]) == (queue["name"], "")
-    assert management.get("queues", vhost) == []
+    eventually(lambda: management.get("queues", vhost) == [], "the queue went with its subscriber")
 
 
 def test_nothing_is_taken_before_consume_and_nothing_is_missed(address, spool, publish):
@@ -521,7 +521,7 @@ with Spool.open(location, spool_id) as spool:
     ],
 )
 def test_a_kill_at_any_step_loses_nothing_that_was_durable_and_doubles_nothing(
-    address, url, tmp_path, publish, eventually, management, vhost, step
+    address, url, tmp_path, publish, eventually, bound_queues, management, vhost, step
 ):
     location = str(tmp_path)
     with Spool.create(location) as spool:
@@ -532,7 +532,7 @@ def test_a_kill_at_any_step_loses_nothing_that_was_durable_and_doubles_nothing(
         env={**os.environ, "FANOUT_FAILPOINTS": f"{step}=kill@{turn}"},
         stdout=subprocess.PIPE,
     ) as process:
-        eventually(lambda: management.get("queues", vhost), "the queue is bound")
+        eventually(bound_queues, "the queue is bound")
         for start in range(0, 100_000, 100):
             publish(_numbers(start, start + 100))
             if process.poll() is not None:
