@@ -17,6 +17,7 @@ that double up to two seconds, and the time between the two is recorded as a gap
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -41,6 +42,8 @@ FLUSH_AFTER_SECONDS = 5.0  # far below the time after which a broker ends a cons
 _FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.1, 2.0
 _STABLE_SECONDS = 10.0
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Status:
@@ -61,7 +64,7 @@ class Receiver:
     `wait_for_more` says up to which offset messages are durable; `drop_below` frees the disk of
     those that are no longer needed. Both can be called from any thread, and raise what has ended
     the receiver: a broker that refuses, or a disk that does not write. A broker that is away ends
-    nothing.
+    nothing, unless `resubscribe` is false.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Receiver:
         flush_after_bytes: int = FLUSH_AFTER_BYTES,
         connection_timeout_seconds: float = CONNECTION_TIMEOUT_SECONDS,
         heartbeat_seconds: int = HEARTBEAT_SECONDS,
+        resubscribe: bool = True,
     ) -> None:
         self._address = address
         self._spool = spool
@@ -84,6 +88,7 @@ class Receiver:
         self._flush_after_bytes = flush_after_bytes
         self._connection_timeout_seconds = connection_timeout_seconds
         self._heartbeat_seconds = heartbeat_seconds
+        self._resubscribe = resubscribe
 
         self._changed = threading.Condition()  # guards everything below
         self._session: Session | None = None
@@ -107,7 +112,9 @@ class Receiver:
         What the broker could not do raises here, at once. Nothing is taken before `consume`.
         """
         since = self._spool.last_active
-        self._begin_session(self._open_session())
+        session = self._open_session()
+        _log.info("subscribed to %s with queue %s", self._source, session.queue)
+        self._begin_session(session)
         if not self._spool.is_new:
             self._record_gap(since, "the subscriber was not running")
         for run in (self._receive, self._write):
@@ -188,6 +195,10 @@ class Receiver:
         self.close()
 
     @property
+    def _source(self) -> str:
+        return f"exchange {self._subscription.exchange!r} on the broker at {self._address}"
+
+    @property
     def _next_offset(self) -> int:
         writing = self._writing.rows if self._writing else 0
         return self._durable_end + writing + self._gathered.rows
@@ -221,21 +232,24 @@ class Receiver:
 
     def _receive(self) -> None:
         """Serve one session after the other, until closed."""
-        doing = f"receiving from exchange {self._subscription.exchange!r}"
         pause_seconds = _FIRST_RETRY_SECONDS
         while (session := self._session) is not None:
             cause, began = None, time.monotonic()
             try:
                 self._serve(session)
             except Exception as error:
-                cause = explain(error, self._address, doing)
+                cause = explain(error, self._address, "receiving")
             self._end_session(session)
             if cause is None:
                 return
+            if not self._resubscribe:
+                raise cause
+            _log.warning("the subscription to %s ended: %s", self._source, cause)
             if time.monotonic() - began > _STABLE_SECONDS:
                 pause_seconds = _FIRST_RETRY_SECONDS
             renewed, pause_seconds = self._reopen_session(pause_seconds)
             if renewed is not None:
+                _log.info("subscribed again to %s with queue %s", self._source, renewed.queue)
                 self._record_gap(session.last_heard, str(cause))
                 self._begin_session(renewed)
                 self._resubscriptions += 1
@@ -340,7 +354,9 @@ class Receiver:
     def _record_gap(self, since: float, reason: str) -> None:
         with self._changed:
             offset = self._next_offset
-        self._spool.record_gap(Gap(offset, since, time.time(), reason))
+        now = time.time()
+        _log.warning("gap of %.1f s before offset %d: %s", now - since, offset, reason)
+        self._spool.record_gap(Gap(offset, since, now, reason))
 
     # ── the thread that writes ───────────────────────────────────────────────────────────────
 

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import secrets
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ class Folder:
         """Make it, and own it."""
         raise NotImplementedError
 
-    def claim(self) -> None:
+    def claim(self, busy_timeout_seconds: float = 0.0) -> None:
         """Own it from now on, or raise `SpoolBusy`."""
         raise NotImplementedError
 
@@ -117,7 +118,17 @@ class LocalFolder(Folder):
             _sync_folder(parent)
         self.claim()
 
-    def claim(self) -> None:
+    def claim(self, busy_timeout_seconds: float = 0.0) -> None:
+        deadline = time.monotonic() + busy_timeout_seconds
+        while True:
+            try:
+                return self._claim()
+            except SpoolBusy:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.05)
+
+    def _claim(self) -> None:
         with self._explained("open"):
             if os.path.islink(self.path):
                 raise SpoolError(f"{self.path} is a symbolic link: a spool is never behind one")
@@ -195,7 +206,7 @@ class RemoteFolder(Folder):
             self._system.create_dir(self.path, recursive=True)
         self.claim()
 
-    def claim(self) -> None:
+    def claim(self, busy_timeout_seconds: float = 0.0) -> None:
         self._token = json.dumps({"owner": _whoami(), "token": secrets.token_hex(16)})
         self._put(_OWNER, self._token.encode())
 

@@ -32,10 +32,6 @@ class Segment:
         found = _NAME.fullmatch(name)
         return cls(int(found[1]), int(found[2]), int(found[3], 16)) if found else None
 
-    @property
-    def rows(self) -> int:
-        return self.end - self.start
-
 
 _NAME = re.compile(r"([0-9]{20})-([0-9]{20})-([0-9a-f]{8})\.arrow")
 
@@ -47,6 +43,10 @@ class Slice:
     segment: Segment
     start: int
     end: int
+
+    @property
+    def rows(self) -> int:
+        return self.end - self.start
 
 
 def encode(batch: pa.RecordBatch, start: int) -> tuple[Segment, pa.Buffer]:

@@ -41,7 +41,7 @@ class Gap:
     """
 
     offset: int
-    since: float  # seconds since 1970
+    since: float | None  # seconds since 1970; None when nobody knows
     until: float
     reason: str
     lost: int = 0
@@ -85,21 +85,38 @@ class Spool:
         return spool
 
     @classmethod
-    def open(cls, location: str, spool_id: str, *, accept_loss: bool = False) -> Spool:
-        """The one with this id, recovered. `accept_loss` sets damaged segments aside and records
-        the range that is lost; otherwise damage is `SpoolDamaged`."""
+    def open(
+        cls,
+        location: str,
+        spool_id: str,
+        *,
+        needed: tuple[int, int] | None = None,
+        accept_loss: bool = False,
+        busy_timeout_seconds: float = 0.0,
+    ) -> Spool:
+        """The one with this id, recovered, in which the range `needed` can be read.
+
+        `accept_loss` sets damaged segments aside, makes anew what is gone, and records what is
+        lost; otherwise damage is `SpoolDamaged`. `SpoolBusy` when another process has not let go
+        of it within the time given.
+        """
         if not _ID.fullmatch(spool_id):
             raise SpoolDamaged(f"{spool_id!r} is no spool's id: is the checkpoint from elsewhere?")
         spool = cls(location, spool_id)
         if not spool._folder.exists():
-            raise SpoolDamaged(
-                f"there is no spool {spool_id} in {location}: set spoolDir to where it was when "
-                "the checkpoint was made, or start anew with another checkpoint"
-            )
+            gone = f"there is no spool {spool_id} in {location}"
+            if not accept_loss:
+                raise SpoolDamaged(
+                    f"{gone}: set spoolDir to where it was when the checkpoint was made, or "
+                    "failOnDataLoss=false to go on without what it held"
+                )
+            return cls._make_anew(location, spool_id, needed or (0, 0), gone)
         spool.is_new = False
-        spool._folder.claim()
+        spool._folder.claim(busy_timeout_seconds)
         try:
             spool._recover(accept_loss)
+            if needed is not None:
+                spool._require(*needed, accept_loss)
         except BaseException:
             spool.close()
             raise
@@ -148,16 +165,19 @@ class Spool:
         with self._changed:
             held = list(self._segments)
         first, last = (held[0].start, held[-1].end) if held else (0, 0)
-        if start < first or end > last:
+        if end > last or (start < first and not self._is_lost(start, first)):
             raise SpoolDamaged(
                 f"the spool {self._folder.path} has the offsets {first} to {last}, and {start} to "
                 f"{end} are asked for: is the checkpoint older or newer than the spool?"
             )
-        return [
-            Slice(segment, max(start, segment.start), min(end, segment.end))
-            for segment in held
-            if segment.start < end and start < segment.end
-        ]
+        pieces = (Slice(s, max(start, s.start), min(end, s.end)) for s in held)
+        return [piece for piece in pieces if piece.rows > 0]
+
+    def size_of(self, piece: Slice) -> float:
+        """How many bytes on disk a slice stands for, going by the average of its segment."""
+        segment = piece.segment
+        with self._changed:
+            return self._sizes[segment] * piece.rows / (segment.end - segment.start)
 
     def drop_below(self, offset: int) -> None:
         """Delete segments of which every message is below `offset`, except the last one."""
@@ -241,16 +261,41 @@ class Spool:
             return str(error)
         return None
 
-    def _lose(self, start: int, end: int, reason: str, accept_loss: bool) -> None:
-        if [start, end] in self._state.lost:
+    def _require(self, start: int, end: int, accept_loss: bool) -> None:
+        if end > self.end:
+            reason = "the checkpoint is newer than the spool"
+            self._lose(self.end, end, reason, accept_loss, needed_from=start)
+            self.skip_to(end)
+        if start < self.start:
+            self._lose(start, self.start, "the checkpoint is older than the spool", accept_loss)
+
+    @classmethod
+    def _make_anew(
+        cls, location: str, spool_id: str, needed: tuple[int, int], reason: str
+    ) -> Spool:
+        """Empty, in place of one that is gone."""
+        spool = cls.create(location, spool_id)
+        spool._lose(0, needed[1], reason, True, needed_from=needed[0])
+        if needed[1]:
+            spool.skip_to(needed[1])
+        return spool
+
+    def _is_lost(self, start: int, end: int) -> bool:
+        return any(lost[0] <= start and end <= lost[1] for lost in self._state.lost)
+
+    def _lose(
+        self, start: int, end: int, reason: str, accept_loss: bool, *, needed_from: int = 0
+    ) -> None:
+        if self._is_lost(start, end):
             return
         lost = f"the messages {start} to {end} in the spool {self._folder.path} cannot be read"
         if not accept_loss:
-            raise SpoolDamaged(f"{lost}: {reason}")
+            raise SpoolDamaged(f"{lost}: {reason}; failOnDataLoss=false goes on without them")
         _log.warning("%s: %s", lost, reason)
         self._state.lost.append([start, end])
-        now = time.time()
-        self.record_gap(Gap(end, self.last_active, now, reason, lost=end - start))
+        since = None if self.is_new else self.last_active
+        lost_rows = end - max(start, needed_from)
+        self.record_gap(Gap(end, since, time.time(), reason, lost=lost_rows))
 
     def _read_state(self) -> _State:
         path = self._folder.path_of(_STATE)

@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from pathlib import Path
@@ -441,3 +442,54 @@ def test_names_sort_as_offsets_do_and_are_read_back():
     assert [Segment.parse(s.name) for s in segments] == segments
     assert segments[1].name == "00000000000000000009-00000001000000000000-ffffffff.arrow"
     assert Segment.parse("00000000000000000009-x.arrow") is None
+
+
+# ── a checkpoint and a spool that do not belong together ────────────────────────────────────────
+
+
+def test_a_spool_that_is_gone_is_an_error_that_says_what_to_do(disk):
+    with pytest.raises(SpoolDamaged, match="spoolDir.*failOnDataLoss=false"):
+        Spool.open(disk, "0" * 32, needed=(3, 5))
+    assert not os.path.exists(os.path.join(disk, "0" * 32))
+
+
+def test_a_spool_that_is_gone_is_made_anew_with_one_recorded_gap(disk):
+    with Spool.open(disk, "0" * 32, needed=(3, 5), accept_loss=True) as spool:
+        [gap] = spool.latest_gaps
+        assert (gap.offset, gap.since, gap.lost) == (5, None, 2)
+        assert spool.slices(3, 5) == []
+        assert spool.append(_batch(5, 6)).start == 5
+    with Spool.open(disk, "0" * 32, needed=(3, 5)) as spool:  # the loss is known by now
+        assert spool.gap_count == 1
+        assert _rows(spool, 3, 7) == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("needed", "lost", "readable"),
+    [((1, 4), 3, [4]), ((9, 9), 0, []), ((8, 12), 4, []), ((4, 9), 3, [4, 5])],
+)
+def test_what_the_checkpoint_names_and_the_spool_does_not_hold_is_lost(
+    disk, needed, lost, readable
+):
+    with Spool.create(disk) as spool:
+        spool.append(_batch(0, 1, 2, 3))
+        spool.append(_batch(4, 5))
+        spool.drop_below(4)
+    with pytest.raises(SpoolDamaged, match=r"failOnDataLoss=false"):
+        Spool.open(disk, spool.id, needed=needed)
+    end = max(6, needed[1])
+    for accept_loss in (True, False):
+        with Spool.open(disk, spool.id, needed=needed, accept_loss=accept_loss) as spool:
+            [gap] = spool.latest_gaps
+            assert gap.lost == lost
+            assert spool.end == end
+            assert _rows(spool, needed[0], max(needed[1], 5)) == readable
+
+
+def test_a_spool_that_is_about_to_be_let_go_is_waited_for(disk):
+    with Spool.create(disk) as spool:
+        waiting = threading.Timer(0.3, spool.close)
+        waiting.start()
+        with Spool.open(disk, spool.id, busy_timeout_seconds=30) as again:
+            assert again.end == 0
+        waiting.join()
