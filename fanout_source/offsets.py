@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -96,6 +97,6 @@ def _cut(
         cuts = [piece.start + piece.rows * part // count for part in range(count + 1)]
         pieces += [
             (replace(piece, start=start, end=end), size / count)
-            for start, end in zip(cuts, cuts[1:], strict=False)
+            for start, end in itertools.pairwise(cuts)
         ]
     return pieces

@@ -84,6 +84,10 @@ class Folder:
         """Own it no longer."""
         raise NotImplementedError
 
+    def remove(self) -> None:
+        """Delete it with all that is in it. Only for its owner."""
+        raise NotImplementedError
+
     def write(self, name: str, data: Any) -> None:
         """Durable under this name when it returns; raises when it is owned by another by now."""
         raise NotImplementedError
@@ -123,7 +127,7 @@ class LocalFolder(Folder):
         while True:
             try:
                 return self._claim()
-            except SpoolBusy:
+            except SpoolBusy:  # noqa: PERF203
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(0.05)
@@ -171,7 +175,6 @@ class LocalFolder(Folder):
             reach("spool.published")
 
     def remove(self) -> None:
-        """Delete it with all that is in it. Only for its owner."""
         with self._explained("remove"):
             for entry in os.scandir(self.path):
                 if entry.name != _LOCK:
@@ -219,6 +222,10 @@ class RemoteFolder(Folder):
             self._require_owned()
             self._put(name, data)
             reach("spool.published")
+
+    def remove(self) -> None:
+        with self._explained("remove"):
+            self._system.delete_dir(self.path)
 
     def _put(self, name: str, data: Any) -> None:
         """One PUT on an object store, which shows a file whole or not at all; elsewhere a

@@ -201,6 +201,10 @@ class Spool:
         self._state.latest_gaps = [*self._state.latest_gaps, gap][-_GAPS_KEPT:]
         self._write_state()
 
+    def discard(self) -> None:
+        """Delete it, with all that it holds."""
+        self._folder.remove()
+
     def close(self) -> None:
         """Let another process own it."""
         self._folder.release()

@@ -448,7 +448,7 @@ def test_names_sort_as_offsets_do_and_are_read_back():
 
 
 def test_a_spool_that_is_gone_is_an_error_that_says_what_to_do(disk):
-    with pytest.raises(SpoolDamaged, match="spoolDir.*failOnDataLoss=false"):
+    with pytest.raises(SpoolDamaged, match=r"spoolDir.*failOnDataLoss=false"):
         Spool.open(disk, "0" * 32, needed=(3, 5))
     assert not os.path.exists(os.path.join(disk, "0" * 32))
 

@@ -1,0 +1,240 @@
+"""The driver's side: Spark's calls, in the one planner process that a query has.
+
+Configuration is in `FanoutStreamReader`, which does nothing until Spark asks for offsets; what
+then lives, a spool and its receiver, is `_Subscriber`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from .errors import SpoolDamaged
+from .offsets import ORIGIN, Offset, limit_end, partition
+from .options import Options
+from .partition_reader import PartitionReader, SpoolPartition
+from .receiver import Receiver
+from .spool import Gap, Spool, remove_leftovers
+from .subscription import Subscription
+from .worker import log_to_spark, plainly
+
+_WAIT_SECONDS = 0.25  # idle, Spark asks again at once: a hundred times a second
+_BUSY_SECONDS = 10.0  # the planner of a query that was stopped or killed ends by then
+_PARTITION_BYTES = 16 * 1024**2
+
+_log = logging.getLogger(__name__)
+
+
+class FanoutStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Offsets are `{"spool": id, "offset": n}`: n counts the messages of a subscription, from 0.
+
+    Nothing is taken from the queue before the checkpoint knows the spool: a spool that no
+    checkpoint names could never be found again, nor could what was acked into it. The initial
+    offset names none, and a batch over nothing follows it; when Spark then comes with an offset
+    that names the spool, the checkpoint has it.
+    """
+
+    def __init__(self, options: Options, columns: Sequence[str]) -> None:
+        self._options = options
+        self._columns = columns
+        self._subscriber: _Subscriber | None = None
+        self._available_now = False
+        self._frozen_end: int | None = None
+        self._planned_end = 0
+        self._last_batch = time.monotonic()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What executors get has no options, and so no credentials."""
+        return PartitionReader, (self._columns,)
+
+    def initialOffset(self) -> dict[str, Any]:
+        return ORIGIN.to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        limited = (self._options.max_rows, self._options.max_bytes, self._options.min_rows)
+        if limited == (None, None, None):
+            return ReadAllAvailable()
+        return ReadMaxRows(self._options.max_rows or 2**31 - 1)  # stands for all that we limit
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._available_now = True
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The end of the next batch. Waits a moment for a first message; returns at once then."""
+        with plainly():
+            begin = Offset.from_json(start)
+            subscriber = self._subscribed(begin, begin)
+            spool_id = subscriber.spool.id
+            if begin.spool is None:
+                return Offset(spool_id, 0).to_json()
+            end = self._available_end(subscriber, begin.offset)
+            if not isinstance(limit, ReadAllAvailable):
+                end = self._limit(subscriber, begin.offset, end)
+            if end > begin.offset:
+                self._last_batch = time.monotonic()
+            self._planned_end = end
+            return Offset(spool_id, end).to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """What a query's progress shows as its latest offset."""
+        subscriber = self._subscriber
+        return None if subscriber is None else subscriber.report(self._planned_end)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        with plainly():
+            begin, finish = Offset.from_json(start), Offset.from_json(end)
+            if finish.spool is None:
+                return []
+            spool = self._subscribed(begin, finish).spool
+            self._planned_end = finish.offset
+            if begin.offset == finish.offset:
+                return []
+            slices = spool.slices(begin.offset, finish.offset)
+            sizes = [spool.size_of(piece) for piece in slices]
+            parts = partition(slices, sizes, _PARTITION_BYTES, self._options.min_partitions)
+            return [SpoolPartition(spool.location, spool.id, part) for part in parts]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        with plainly():
+            offset = Offset.from_json(end)
+            if self._subscriber is not None and offset.spool == self._subscriber.spool.id:
+                self._subscriber.receiver.drop_below(offset.offset)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return PartitionReader(self._columns).read(partition)
+
+    def stop(self) -> None:
+        if self._subscriber is not None:
+            self._subscriber.close()
+
+    def _subscribed(self, start: Offset, end: Offset) -> _Subscriber:
+        """The subscriber of the spool that Spark names, or, where it names none, a new one."""
+        if self._subscriber is None:
+            log_to_spark()
+            self._subscriber = _Subscriber.begin(self._options, start, end)
+        subscriber, named = self._subscriber, end.spool
+        if named is not None:
+            if named != subscriber.spool.id:
+                raise SpoolDamaged(
+                    f"the checkpoint goes from spool {subscriber.spool.id} to {named}: "
+                    "do two queries use it?"
+                )
+            subscriber.receiver.consume()
+        return subscriber
+
+    def _available_end(self, subscriber: _Subscriber, start: int) -> int:
+        if not self._available_now:
+            return subscriber.receiver.wait_for_more(start, _WAIT_SECONDS)
+        if self._frozen_end is None:
+            self._frozen_end = subscriber.receiver.wait_for_more(start)
+        return max(start, self._frozen_end)
+
+    def _limit(self, subscriber: _Subscriber, start: int, end: int) -> int:
+        options = self._options
+        if options.min_rows is not None and not self._available_now:
+            due = self._last_batch + options.max_delay_seconds
+            if end - start < options.min_rows and time.monotonic() < due:
+                time.sleep(_WAIT_SECONDS)
+                return start
+        if end == start:
+            return start
+        slices = subscriber.spool.slices(start, end)
+        sizes = [subscriber.spool.size_of(piece) for piece in slices]
+        return limit_end(slices, sizes, options.max_rows, options.max_bytes)
+
+
+class _Subscriber:
+    """A spool with its receiver, in the planner process, while it lives."""
+
+    def __init__(self, options: Options, spool: Spool) -> None:
+        self.spool = spool
+        self.receiver = Receiver(
+            options.address,
+            spool,
+            Subscription(
+                exchange=options.exchange,
+                exchange_type=options.exchange_type,
+                exchange_durable=options.exchange_durable,
+                declare=options.declare,
+            ),
+            prefetch_count=options.prefetch_count,
+            max_spool_bytes=options.max_spool_bytes,
+            connection_timeout_seconds=options.connection_timeout_ms / 1000,
+            heartbeat_seconds=options.heartbeat_seconds,
+            resubscribe=not options.fail_on_data_loss,
+        )
+
+    @classmethod
+    def begin(cls, options: Options, start: Offset, end: Offset) -> _Subscriber:
+        """Subscribed, with a new spool when Spark names none yet, or the one that it names."""
+        location = options.spool_location
+        if end.spool is None:
+            for path in remove_leftovers(location):
+                _log.info("removed the leftover %s", path)
+            spool = Spool.create(location)
+        else:
+            spool = Spool.open(
+                location,
+                end.spool,
+                needed=(start.offset, end.offset),
+                accept_loss=not options.fail_on_data_loss,
+                busy_timeout_seconds=_BUSY_SECONDS,
+            )
+        subscriber = cls(options, spool)
+        try:
+            subscriber.receiver.subscribe()
+        except BaseException:
+            if end.spool is None:
+                spool.discard()
+            spool.close()
+            raise
+        return subscriber
+
+    def report(self, planned_end: int) -> dict[str, Any]:
+        status, spool = self.receiver.status(), self.spool
+        waiting = spool.slices(max(planned_end, spool.start), spool.end)
+        return {
+            **Offset(spool.id, status.next_offset).to_json(),
+            "queue": status.queue,
+            "backlogRows": status.next_offset - planned_end,
+            "backlogBytes": round(sum(spool.size_of(piece) for piece in waiting)),
+            "spoolBytes": status.spool_bytes,
+            "paused": status.paused,
+            "resubscriptions": status.resubscriptions,
+            "gaps": status.gaps,
+            "lastGap": _describe(status.latest_gap),
+        }
+
+    def close(self) -> None:
+        self.receiver.close()
+        self.spool.close()
+
+
+def _describe(gap: Gap | None) -> dict[str, Any] | None:
+    if gap is None:
+        return None
+    return {
+        "beforeOffset": gap.offset,
+        "since": _time(gap.since),
+        "until": _time(gap.until),
+        "lost": gap.lost,
+        "reason": gap.reason,
+    }
+
+
+def _time(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
