@@ -126,6 +126,11 @@ def _remedy(error: amqp.ChannelClosedByBroker, address: BrokerAddress) -> str:
 
 def _explain_failed_open(error: Exception, address: BrokerAddress) -> BrokerError:
     root = _root(error)
+    if _was_dropped(root):
+        return BrokerUnreachable(
+            f"the connection to the broker at {address.endpoint} ended during the login: "
+            "if that goes on, check the user name and the password"
+        )
     if isinstance(root, (amqp.ProbableAuthenticationError, amqp.AuthenticationError)):
         return BrokerRefused(
             f"the broker at {address.endpoint} refused the login of user {address.username!r}: "
@@ -170,6 +175,13 @@ def _explain_failed_open(error: Exception, address: BrokerAddress) -> BrokerErro
         f"{address.endpoint} does not speak AMQP 0-9-1 with us: {root or type(root).__name__}; "
         "check the port (5672 is usual) and whether it wants TLS (amqps://)"
     )
+
+
+def _was_dropped(error: BaseException) -> bool:
+    """Whether a login ended without a word from the broker. pika takes that for a refusal, as it
+    was with brokers before 3.0; those of today say so."""
+    guesses = (amqp.ProbableAuthenticationError, amqp.ProbableAccessDeniedError)
+    return isinstance(error, guesses) and "ClosedByBroker" not in str(error)
 
 
 def _explain_refused_vhost(error: Exception, address: BrokerAddress) -> BrokerError:

@@ -28,7 +28,7 @@ from types import TracebackType
 from .address import BrokerAddress
 from .connection import CONNECTION_TIMEOUT_SECONDS, HEARTBEAT_SECONDS, explain
 from .delivery_tap import Deliveries, DeliveryTap
-from .errors import BrokerError, BrokerRefused, FanoutError
+from .errors import BrokerError, BrokerRefused, FanoutError, OptionError
 from .failpoints import reach
 from .flow import Flow
 from .spool import Gap, Spool
@@ -81,6 +81,10 @@ class Receiver:
         heartbeat_seconds: int = HEARTBEAT_SECONDS,
         resubscribe: bool = True,
     ) -> None:
+        _require("prefetch_count", prefetch_count, 1, 65535)
+        _require("max_spool_bytes", max_spool_bytes, 1)
+        _require("heartbeat_seconds", heartbeat_seconds, 1, 65535)
+        _require("connection_timeout_seconds", connection_timeout_seconds, 0.001)
         self._address = address
         self._spool = spool
         self._subscription = subscription or Subscription()
@@ -101,6 +105,7 @@ class Receiver:
         self._flushes_wanted = 0
         self._consuming = False
         self._draining = False  # the consumer is being stopped
+        self._stopped_at: float | None = None  # since when the broker keeps what comes
         self._closing = False
         self._error: FanoutError | None = None
         self._resubscriptions = 0
@@ -111,12 +116,14 @@ class Receiver:
 
         What the broker could not do raises here, at once. Nothing is taken before `consume`.
         """
-        since = self._spool.last_active
+        if self._threads:
+            raise FanoutError("this receiver has subscribed already: make another one")
         session = self._open_session()
         _log.info("subscribed to %s with queue %s", self._source, session.queue)
+        if self._spool.was_subscribed:
+            self._record_gap(session, self._spool.last_active, "the subscriber was not running")
+        self._spool.was_subscribed = True
         self._begin_session(session)
-        if not self._spool.is_new:
-            self._record_gap(since, "the subscriber was not running")
         for run in (self._receive, self._write):
             thread = threading.Thread(target=self._guarded, args=(run,), daemon=True)
             thread.name = f"fanout{run.__name__}"
@@ -139,14 +146,14 @@ class Receiver:
             self._flushes_wanted += 1
             self._changed.notify_all()
             received = self._next_offset
-            if offset >= received and self._flow.want_sip():
-                self._wake()
             try:
                 while self._error is None:
                     end = self._durable_end
-                    left = deadline - time.monotonic()
+                    left = 0.0 if self._closing else deadline - time.monotonic()
                     if end >= received and (end > offset or left <= 0):
                         return end
+                    if offset >= self._next_offset and self._flow.want_sip():
+                        self._wake()
                     self._changed.wait(None if end < received else left)
                 raise self._error
             finally:
@@ -154,10 +161,11 @@ class Receiver:
 
     def drop_below(self, offset: int) -> None:
         """Let go of the messages below `offset`, as far as whole segments hold no others."""
-        self._spool.drop_below(offset)
-        with self._changed:
-            self._flow.let_go()
-        self._wake()
+        if self._spool.drop_below(offset):
+            with self._changed:
+                self._flow.let_go()
+                self._changed.notify_all()
+            self._wake()
 
     def status(self) -> Status:
         with self._changed:
@@ -176,10 +184,12 @@ class Receiver:
         """End the subscription; what was received is made durable first."""
         with self._changed:
             self._closing = True
+            self._tap.into = None
             self._changed.notify_all()
         self._wake()
         for thread in self._threads:
             thread.join()
+        self._spool.last_active = time.time()
 
     def __enter__(self) -> Receiver:
         self.subscribe()
@@ -250,7 +260,8 @@ class Receiver:
             renewed, pause_seconds = self._reopen_session(pause_seconds)
             if renewed is not None:
                 _log.info("subscribed again to %s with queue %s", self._source, renewed.queue)
-                self._record_gap(session.last_heard, str(cause))
+                since = min(session.last_heard, self._stopped_at or session.last_heard)
+                self._record_gap(renewed, since, str(cause))
                 self._begin_session(renewed)
                 self._resubscriptions += 1
 
@@ -283,14 +294,14 @@ class Receiver:
         if not session.is_idle:
             if self._draining or not self._flow.should_stop(self._spool.bytes, buffered):
                 return None
-            self._draining = True
+            self._draining, self._stopped_at = True, time.time()
             self._changed.notify_all()
             return "stop"
         if buffered or not self._consuming or self._closing:
             return None
         if self._flow.start(self._spool.bytes) is None:
             return None
-        self._tap.into, self._draining = self._gathered, False
+        self._tap.into, self._draining, self._stopped_at = self._gathered, False, None
         return "start"
 
     def _take(self, data: bytes) -> bytes:
@@ -322,6 +333,7 @@ class Receiver:
             self._tap = DeliveryTap(session.channel_number, max_frame_bytes=session.max_frame_bytes)
             self._session = session
             self._draining = True  # write what is left of the last session first
+            self._stopped_at = time.time()
         session.attach()
 
     def _end_session(self, session: Session) -> None:
@@ -351,12 +363,17 @@ class Receiver:
             except BrokerError:
                 continue
 
-    def _record_gap(self, since: float, reason: str) -> None:
+    def _record_gap(self, renewed: Session, since: float, reason: str) -> None:
+        """The one that ends with this session."""
         with self._changed:
             offset = self._next_offset
         now = time.time()
         _log.warning("gap of %.1f s before offset %d: %s", now - since, offset, reason)
-        self._spool.record_gap(Gap(offset, since, now, reason))
+        try:
+            self._spool.record_gap(Gap(offset, since, now, reason))
+        except BaseException:
+            renewed.close()
+            raise
 
     # ── the thread that writes ───────────────────────────────────────────────────────────────
 
@@ -390,3 +407,9 @@ class Receiver:
             or 2 * gathered.rows >= self._flow.window
             or time.monotonic() - gathered.oldest >= FLUSH_AFTER_SECONDS
         )
+
+
+def _require(name: str, value: float, least: float, most: float = float("inf")) -> None:
+    if not least <= value <= most:
+        bounds = f"at least {least}" if most == float("inf") else f"from {least} to {most}"
+        raise OptionError(f"{name} is {value}: it must be {bounds}")

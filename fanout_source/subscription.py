@@ -84,6 +84,8 @@ class Session:
         self.is_idle = True  # no delivery comes
         self.was_consumed = False
         self.last_heard = time.time()
+        self._exchange = subscription.exchange
+        self._renew_seconds = heartbeat_seconds
         self._connection = open_connection(
             address,
             timeout_seconds=connection_timeout_seconds,
@@ -166,6 +168,7 @@ class Session:
 
     def attach(self) -> None:
         """Begin to show what is received."""
+        self._impl.ioloop.call_later(self._renew_seconds, self._renew_binding)
         if self._impl.is_tapped:
             self._impl.tap = self._hear
             _receive_in_large_pieces(self._impl)
@@ -174,6 +177,17 @@ class Session:
                 f"pika {pika.__version__} has no place for a tap: deliveries go through its "
                 "callbacks, which costs several times the CPU"
             )
+
+    def _renew_binding(self) -> None:
+        """Nothing tells a queue that its exchange was deleted, and its binding with it. To bind
+        again and again finds that out, or binds to the exchange that has taken its place."""
+        if self._channel.is_open:
+            self._channel.queue_bind(
+                self.queue, self._exchange, routing_key="", callback=self._on_bound
+            )
+
+    def _on_bound(self, _answer: Any) -> None:
+        self._impl.ioloop.call_later(self._renew_seconds, self._renew_binding)
 
     def _hear(self, data: bytes) -> bytes:
         heard = time.time()

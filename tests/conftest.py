@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from fanout_source.address import BrokerAddress
 from fanout_source.errors import FanoutError
 from machine import SetupError
 from management import Management
+from waiting import wait_until
 
 hypothesis.settings.register_profile("default", deadline=None)  # a shared machine stutters
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=5000)
@@ -87,13 +87,3 @@ def script() -> Callable[..., list[str]]:
 @pytest.fixture
 def eventually() -> Callable[..., Any]:
     return wait_until
-
-
-def wait_until(condition: Callable[[], Any], what: str, timeout_seconds: float = 30) -> Any:
-    """Wait for a condition to hold and return its value; a time-out says what did not happen."""
-    deadline = time.monotonic() + timeout_seconds
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            pytest.fail(f"waited {timeout_seconds} s, but not: {what}")
-        time.sleep(0.02)
-    return value

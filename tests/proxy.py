@@ -10,7 +10,8 @@ import threading
 
 class Proxy:
     """Forwards a port of its own (`at`, or any) to host:port. `reset` cuts all connections with
-    a TCP reset, `refuse` makes new ones fail until `accept`."""
+    a TCP reset, `refuse` makes new ones fail until `accept`, `reset_next_after` cuts the next one
+    when its client has sent so many bytes."""
 
     def __init__(self, host: str, port: int, *, at: int = 0) -> None:
         self._target = (host, port)
@@ -19,6 +20,7 @@ class Proxy:
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._refusing = self._closed = False
+        self._reset_next_after: int | None = None
         threading.Thread(target=self._serve, daemon=True).start()
 
     def refuse(self) -> None:
@@ -26,6 +28,9 @@ class Proxy:
 
     def accept(self) -> None:
         self._refusing = False
+
+    def reset_next_after(self, client_bytes: int) -> None:
+        self._reset_next_after = client_bytes
 
     def reset(self) -> None:
         with self._lock:
@@ -55,12 +60,17 @@ class Proxy:
             server = socket.create_connection(self._target)
             with self._lock:
                 self._open |= {client, server}
-            for source, sink in ((client, server), (server, client)):
-                threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+            limit, self._reset_next_after = self._reset_next_after, None
+            for ends in ((client, server, limit), (server, client, None)):
+                threading.Thread(target=self._pump, args=ends, daemon=True).start()
 
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket, limit: int | None) -> None:
+        passed = 0
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
+                passed += len(data)
+                if limit is not None and passed >= limit:
+                    _reset(source)
                 sink.sendall(data)
         with self._lock:
             self._open -= {source, sink}

@@ -9,6 +9,7 @@ import os
 import platform
 import secrets
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,9 @@ _OBJECT_STORES = ("s3", "gcs", "abfs")
 
 def open_folder(location: str, name: str) -> Folder:
     """The folder `name` in a location: a path, or a URI. Nothing is touched yet."""
+    location = absolute(location)
     if "://" not in location:
-        return LocalFolder(os.path.join(os.path.abspath(os.path.expanduser(location)), name))
+        return LocalFolder(os.path.join(location, name))
     try:
         system, path = fs.FileSystem.from_uri(location)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
@@ -36,6 +38,14 @@ def open_folder(location: str, name: str) -> Folder:
     return (
         LocalFolder(path) if isinstance(system, fs.LocalFileSystem) else RemoteFolder(system, path)
     )
+
+
+def absolute(location: str | os.PathLike[str]) -> str:
+    """A location that means the same in any process, whatever folder that is in."""
+    location = os.fspath(location)
+    if "\0" in location:
+        raise OptionError(f"spoolDir {location!r} is no path")
+    return location if "://" in location else os.path.abspath(os.path.expanduser(location))
 
 
 class Folder:
@@ -153,8 +163,15 @@ class LocalFolder(Folder):
             os.ftruncate(lock, 0)
             os.pwrite(lock, _whoami().encode(), 0)
         self._lock = lock
+        _claimed.add(self)
 
     def release(self) -> None:
+        if self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+            self.forget()
+
+    def forget(self) -> None:
+        """Do without the lock, which stays with whoever else has it."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -266,3 +283,13 @@ def siblings(location: str) -> Iterator[LocalFolder]:
         for entry in os.scandir(base):
             if entry.is_dir(follow_symlinks=False):
                 yield LocalFolder(entry.path)
+
+
+def _forget_in_child() -> None:
+    for folder in list(_claimed):
+        folder.forget()
+
+
+# A child would keep the lock of a parent that has died.
+_claimed: weakref.WeakSet[LocalFolder] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -66,7 +66,10 @@ def decode(segment: Segment, data: pa.Buffer, path: str) -> pa.RecordBatch:
             f"segment {path} is damaged: its {data.size} bytes are not those that were written; "
             "restore the file"
         )
-    reader = pa.ipc.open_file(data)
+    try:
+        reader = pa.ipc.open_file(data)
+    except pa.ArrowInvalid as error:
+        raise SpoolDamaged(f"segment {path} is no Arrow file: restore it") from error
     version = (reader.schema.metadata or {}).get(_VERSION_KEY, b"none").decode()
     if version != VERSION:
         raise SpoolError(

@@ -12,12 +12,13 @@ import uuid
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import pyarrow as pa
 
 from ..errors import SpoolDamaged, SpoolError
 from . import segment as segments
-from .folder import TEMPORARY, open_folder, siblings
+from .folder import TEMPORARY, absolute, open_folder, siblings
 from .segment import VERSION, Segment, Slice
 
 RETENTION_SECONDS = 30 * 24 * 3600.0
@@ -54,6 +55,18 @@ class _State:
     latest_gaps: list[Gap] = field(default_factory=list)
     lost: list[list[int]] = field(default_factory=list)  # ranges of offsets
 
+    @classmethod
+    def from_json(cls, content: Any) -> _State | None:
+        """None for what was never written like that."""
+        try:
+            gaps = [Gap(**gap) for gap in content["latest_gaps"]]
+            lost = [[int(start), int(end)] for start, end in content["lost"]]
+            return cls(
+                **{**content, "gaps": int(content["gaps"]), "latest_gaps": gaps, "lost": lost}
+            )
+        except (ValueError, TypeError, KeyError):
+            return None
+
 
 class Spool:
     """A log of record batches. For its one owner; all methods can be called from any thread.
@@ -64,11 +77,12 @@ class Spool:
 
     def __init__(self, location: str, spool_id: str) -> None:
         """Use `create` or `open`."""
-        self.location = location
+        self.location = absolute(location)
         self.id = spool_id
-        self.is_new = True
+        self.was_subscribed = False
         self.last_active = time.time()
-        self._folder = open_folder(location, spool_id)
+        self._folder = open_folder(self.location, spool_id)
+        self._writing = threading.RLock()  # one change of the folder at a time
         self._changed = threading.Lock()
         self._segments: list[Segment] = []
         self._sizes: dict[Segment, int] = {}
@@ -111,7 +125,10 @@ class Spool:
                     "failOnDataLoss=false to go on without what it held"
                 )
             return cls._make_anew(location, spool_id, needed or (0, 0), gone)
-        spool.is_new = False
+        spool.was_subscribed = True
+        # Going by what was written last, before we write that we are the owner now.
+        times = [file.mtime.timestamp() for file in spool._folder.files()]
+        spool.last_active = max(times, default=0.0)
         spool._folder.claim(busy_timeout_seconds)
         try:
             spool._recover(accept_loss)
@@ -151,14 +168,15 @@ class Spool:
         """Make a batch durable. After an error nothing more can be appended."""
         if self._failed is not None:
             raise self._failed
-        segment, data = segments.encode(batch, self.end)
-        try:
-            self._folder.write(segment.name, data)
-        except SpoolError as error:
-            self._failed = error
-            raise
-        self._add(segment, data.size)
-        return segment
+        with self._writing:
+            segment, data = segments.encode(batch, self.end)
+            try:
+                self._folder.write(segment.name, data)
+            except SpoolError as error:
+                self._failed = error
+                raise
+            self._add(segment, data.size)
+            return segment
 
     def slices(self, start: int, end: int) -> list[Slice]:
         """Where the messages from `start` to `end` are. What was recorded as lost is in none."""
@@ -179,15 +197,18 @@ class Spool:
         with self._changed:
             return self._sizes[segment] * piece.rows / (segment.end - segment.start)
 
-    def drop_below(self, offset: int) -> None:
-        """Delete segments of which every message is below `offset`, except the last one."""
-        with self._changed:
-            doomed = [segment for segment in self._segments[:-1] if segment.end <= offset]
-        for segment in doomed:
-            self._folder.delete(segment.name)
+    def drop_below(self, offset: int) -> bool:
+        """Delete segments of which every message is below `offset`, except the last one. True
+        when there were any."""
+        with self._writing:
             with self._changed:
-                self._segments.remove(segment)
-                self._bytes -= self._sizes.pop(segment)
+                doomed = [segment for segment in self._segments[:-1] if segment.end <= offset]
+            for segment in doomed:
+                self._folder.delete(segment.name)
+                with self._changed:
+                    self._segments.remove(segment)
+                    self._bytes -= self._sizes.pop(segment)
+        return bool(doomed)
 
     def skip_to(self, offset: int) -> None:
         """Let the next message have this offset; those between are in no slice."""
@@ -197,9 +218,10 @@ class Spool:
 
     def record_gap(self, gap: Gap) -> None:
         """Keep it, durably: the count of all, and the latest hundred."""
-        self._state.gaps += 1
-        self._state.latest_gaps = [*self._state.latest_gaps, gap][-_GAPS_KEPT:]
-        self._write_state()
+        with self._writing:
+            self._state.gaps += 1
+            self._state.latest_gaps = [*self._state.latest_gaps, gap][-_GAPS_KEPT:]
+            self._write_state()
 
     def discard(self) -> None:
         """Delete it, with all that it holds."""
@@ -231,13 +253,13 @@ class Spool:
 
     def _recover(self, accept_loss: bool) -> None:
         files = self._folder.files()
-        self.last_active = max((file.mtime.timestamp() for file in files), default=0.0)
         for file in files:
             if file.base_name.endswith(TEMPORARY):
                 self._folder.delete(file.base_name)
         sizes = {segment: file.size for file in files if (segment := Segment.parse(file.base_name))}
-        if sizes or any(file.base_name == _STATE for file in files):
-            self._state = self._read_state()
+        has_state = any(file.base_name == _STATE for file in files)
+        if sizes or has_state:
+            self._state = self._read_state(has_state, accept_loss)
         end: int | None = None
         for segment in sorted(sizes):
             if end is not None and segment.start < end:
@@ -297,26 +319,40 @@ class Spool:
             raise SpoolDamaged(f"{lost}: {reason}; failOnDataLoss=false goes on without them")
         _log.warning("%s: %s", lost, reason)
         self._state.lost.append([start, end])
-        since = None if self.is_new else self.last_active
+        since = self.last_active if self.was_subscribed else None
         lost_rows = end - max(start, needed_from)
         self.record_gap(Gap(end, since, time.time(), reason, lost=lost_rows))
 
-    def _read_state(self) -> _State:
+    def _read_state(self, is_there: bool, accept_loss: bool) -> _State:
         path = self._folder.path_of(_STATE)
-        try:
-            content = json.loads(self._folder.read(_STATE).to_pybytes())
-            gaps = [Gap(**gap) for gap in content.pop("latest_gaps")]
-            state = _State(**content, latest_gaps=gaps)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise SpoolDamaged(
-                f"{path} is damaged, and with it the record of gaps: restore it"
-            ) from error
-        if state.version != VERSION:
+        content = _parse(self._folder.read(_STATE).to_pybytes()) if is_there else None
+        version = content.get("version") if isinstance(content, dict) else None
+        if isinstance(version, str) and version != VERSION:
             raise SpoolError(
-                f"{path} has format version {state.version}, and this program knows {VERSION}: "
+                f"{path} has format version {version}, and this program knows {VERSION}: "
                 "use the version of fanout-source that wrote it"
             )
-        return state
+        state = _State.from_json(content)
+        if state is not None:
+            return state
+        what = "damaged" if is_there else "gone"
+        if not accept_loss:
+            raise SpoolDamaged(
+                f"{path} is {what}, and with it the record of gaps: restore it, or set "
+                "failOnDataLoss=false to go on without"
+            )
+        if is_there:
+            self._folder.set_aside(_STATE, _STATE + _DAMAGED)
+        now = time.time()
+        gap = Gap(0, self.last_active, now, f"the record of earlier gaps is {what}")
+        return _State(gaps=1, latest_gaps=[gap])
+
+
+def _parse(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return None
 
 
 def read_slice(location: str, spool_id: str, piece: Slice) -> pa.RecordBatch:

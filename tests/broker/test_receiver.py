@@ -8,6 +8,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 
 import pika
@@ -16,12 +17,19 @@ from pika import frame, spec
 
 from fanout_source import failpoints, message, subscription
 from fanout_source.connection import open_connection
-from fanout_source.errors import BrokerRefused, BrokerUnreachable, SpoolError
+from fanout_source.errors import (
+    BrokerRefused,
+    BrokerUnreachable,
+    FanoutError,
+    OptionError,
+    SpoolError,
+)
 from fanout_source.publisher import Publisher
 from fanout_source.receiver import Receiver
 from fanout_source.spool import Spool, read_slice
 from private_node import control
 from proxy import Proxy
+from waiting import wait_until
 
 
 @pytest.fixture
@@ -80,6 +88,10 @@ def _wait_for(receiver, offset):
         if time.monotonic() > deadline:
             pytest.fail(f"only {end} of {offset} messages came: {receiver.status()}")
     return end
+
+
+def _wait_for_status(receiver, condition):
+    wait_until(lambda: condition(receiver.status()), f"the status is so; it is {receiver.status()}")
 
 
 def test_every_subscriber_spools_every_message(address, publish, tmp_path):
@@ -556,3 +568,144 @@ def test_the_status_is_plain_data(address, spool):
     with Receiver(address, spool) as receiver:
         status = dataclasses.asdict(receiver.status())
     assert json.loads(json.dumps(status)) == status
+
+
+# ── what a careful reader of the code has tried ─────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.02, 0.05, 0.1])
+def test_close_returns_while_messages_keep_coming(address, publish, tmp_path, delay):
+    publish([b"the exchange is there"])
+    for attempt in range(3):
+        with Spool.create(str(tmp_path / str(attempt))) as spool:
+            receiver = Receiver(address, spool)
+            receiver.subscribe()
+            publish(_numbers(0, 10_000))
+            receiver.consume()
+            time.sleep(delay)
+            closing = threading.Thread(target=receiver.close, daemon=True)
+            closing.start()
+            closing.join(30)
+            assert not closing.is_alive()
+            assert _bodies(spool) == _numbers(0, spool.end)
+
+
+@pytest.mark.parametrize("client_bytes", [1, 9, 100, 400, 430])
+def test_a_connection_that_ends_during_the_login_is_tried_again(
+    address, spool, proxy, publish, client_bytes
+):
+    through = dataclasses.replace(address, host="127.0.0.1", port=proxy.port)
+    with Receiver(through, spool) as receiver:
+        proxy.reset_next_after(client_bytes)
+        proxy.reset()
+        _wait_for_status(receiver, lambda status: status.resubscriptions == 1)
+        publish([b"after"])
+        _wait_for(receiver, 1)
+    assert spool.gap_count == 1
+
+
+def test_a_second_receiver_on_a_spool_records_the_time_between(address, spool, publish):
+    with Receiver(address, spool) as receiver:
+        publish([b"0"])
+        _wait_for(receiver, 1)
+    between = time.time()
+    publish([b"missed"])
+    with Receiver(address, spool) as receiver:
+        publish([b"1"])
+        _wait_for(receiver, 2)
+    [gap] = spool.latest_gaps
+    assert gap.offset == 1
+    assert gap.since <= between <= gap.until
+    assert _bodies(spool) == [b"0", b"1"]
+
+
+def test_a_gap_while_paused_began_with_the_pause(address, spool, proxy, publish):
+    through = dataclasses.replace(address, host="127.0.0.1", port=proxy.port)
+    with Receiver(through, spool, max_spool_bytes=100_000, heartbeat_seconds=1) as receiver:
+        publish([b"x" * 1000] * 500)
+        _wait_for_status(receiver, lambda status: status.paused)
+        paused = time.time()
+        time.sleep(2.5)  # heartbeats go on
+        proxy.reset()
+        _wait_for_status(receiver, lambda status: status.resubscriptions == 1)
+    assert spool.latest_gaps[-1].since < paused + 0.5
+
+
+def test_letting_go_of_nothing_does_not_lift_the_limit(address, spool, publish):
+    with Receiver(address, spool, max_spool_bytes=1_000_000) as receiver:
+        publish([b"x" * 1000] * 5000)
+        end = 0
+        for _ in range(30):
+            end = receiver.wait_for_more(end, timeout_seconds=0.05)
+            receiver.drop_below(0)
+        assert spool.bytes < 2_000_000
+
+
+def test_a_wait_ends_when_the_receiver_is_closed(address, spool):
+    with Receiver(address, spool) as receiver:
+        waiting = threading.Thread(target=receiver.wait_for_more, args=(0, 600), daemon=True)
+        waiting.start()
+    waiting.join(30)
+    assert not waiting.is_alive()
+
+
+def test_a_wait_for_room_ends_when_another_thread_makes_room(address, spool, publish):
+    with Receiver(address, spool, max_spool_bytes=1_000_000) as receiver:
+        publish([b"%d" % n * 900_000 for n in range(4)])
+        end = receiver.wait_for_more(0, timeout_seconds=60)
+        while (more := receiver.wait_for_more(end, timeout_seconds=1)) > end:
+            end = more  # the sip that a full spool allows
+        threading.Timer(0.5, receiver.drop_below, args=(end,)).start()
+        assert receiver.wait_for_more(end, timeout_seconds=600) > end
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"prefetch_count": 0},
+        {"prefetch_count": 100_000},
+        {"max_spool_bytes": 0},
+        {"heartbeat_seconds": -1},
+        {"heartbeat_seconds": 70_000},
+        {"connection_timeout_seconds": 0},
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_by_name(address, spool, setting):
+    [name] = setting
+    with pytest.raises(OptionError, match=name):
+        Receiver(address, spool, **setting)
+
+
+def test_subscribing_twice_is_refused(address, spool):
+    with Receiver(address, spool) as receiver, pytest.raises(FanoutError, match="already"):
+        receiver.subscribe()
+
+
+def test_a_gap_that_cannot_be_recorded_leaves_no_queue(
+    address, tmp_path, management, vhost, eventually
+):
+    with Spool.create(str(tmp_path)) as spool:
+        pass
+    with Spool.open(str(tmp_path), spool.id) as spool:
+        failpoints.arm("spool.fsync=ENOSPC")
+        with pytest.raises(SpoolError, match="No space left"):
+            Receiver(address, spool).subscribe()
+        eventually(lambda: management.get("queues", vhost) == [], "the queue is gone")
+
+
+def test_an_exchange_that_is_deleted_is_missed_and_bound_again(
+    address, spool, publish, eventually, bound_queues
+):
+    with Receiver(address, spool, heartbeat_seconds=1) as receiver:
+        publish([b"0"])
+        _wait_for(receiver, 1)
+        connection = open_connection(address)
+        connection.channel().exchange_delete("logs")
+        _wait_for_status(receiver, lambda status: status.gaps == 1)
+        connection.channel().exchange_delete("logs")
+        connection.channel().exchange_declare("logs", "fanout")
+        connection.close()
+        eventually(bound_queues, "the queue is bound again")
+        publish([b"1"])
+        _wait_for(receiver, 2)
+    assert _bodies(spool) == [b"0", b"1"]

@@ -81,11 +81,11 @@ def test_what_was_appended_is_read_by_offset(location):
 
 def test_a_reopened_spool_goes_on_where_it_was(location):
     with Spool.create(location) as spool:
-        assert spool.is_new
+        assert not spool.was_subscribed
         spool.append(_batch(0, 1))
         size = spool.bytes
     with Spool.open(location, spool.id) as again:
-        assert not again.is_new
+        assert again.was_subscribed
         assert (again.start, again.end, again.bytes) == (0, 2, size)
         assert time.time() - again.last_active < 60
         again.append(_batch(2))
@@ -493,3 +493,112 @@ def test_a_spool_that_is_about_to_be_let_go_is_waited_for(disk):
         with Spool.open(disk, spool.id, busy_timeout_seconds=30) as again:
             assert again.end == 0
         waiting.join()
+
+
+def test_a_file_is_synced_before_it_appears_and_its_folder_after(disk, monkeypatch):
+    steps = []
+    fsync, rename = os.fsync, os.rename
+
+    def noted_fsync(file):
+        steps.append(("sync", os.readlink(f"/proc/self/fd/{file}")))
+        fsync(file)
+
+    def noted_rename(old, new):
+        steps.append(("rename", new))
+        rename(old, new)
+
+    with Spool.create(disk) as spool:
+        monkeypatch.setattr(os, "fsync", noted_fsync)
+        monkeypatch.setattr(os, "rename", noted_rename)
+        segment = spool.append(_batch(0))
+    path = os.path.join(disk, spool.id, segment.name)
+    folder = os.path.dirname(path)
+    assert steps == [("sync", path + ".tmp"), ("rename", path), ("sync", folder)]
+
+
+def test_the_last_sign_of_life_is_older_than_the_reopening(disk):
+    with Spool.create(disk) as spool:
+        spool.append(_batch(0))
+    long_ago = time.time() - 1000
+    for file in os.scandir(os.path.join(disk, spool.id)):
+        os.utime(file.path, (long_ago, long_ago))
+    with Spool.open(disk, spool.id) as again:
+        assert again.last_active == pytest.approx(long_ago)
+
+
+def test_threads_may_append_and_drop_at_the_same_time(disk):
+    with Spool.create(disk) as spool:
+        failures = []
+
+        def work(number):
+            try:
+                for _ in range(30):
+                    spool.append(_batch(number))
+                    spool.drop_below(spool.end)
+            except Exception as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        assert spool.end == 120
+    with Spool.open(disk, spool.id) as again:
+        assert again.end == 120
+
+
+def test_a_forked_child_does_not_keep_the_spool(disk):
+    spool = Spool.create(disk)
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(read_end, 1)
+        os._exit(0)
+    try:
+        spool.close()
+        Spool.open(disk, spool.id).close()
+    finally:
+        os.write(write_end, b"x")
+        os.waitpid(child, 0)
+        os.close(read_end)
+        os.close(write_end)
+
+
+def test_a_relative_location_means_the_folder_it_was_given_in(tmp_path, monkeypatch):
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with Spool.create("spool") as spool:
+        spool.append(_batch(7))
+        monkeypatch.chdir(tmp_path / "other")
+        assert _rows(spool) == [7]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b'{"version":"1","gaps":null,"latest_gaps":[],"lost":null}', None]
+)
+def test_a_state_that_is_damaged_or_gone_is_named_or_counts_as_a_gap(disk, content):
+    with Spool.create(disk) as spool:
+        spool.append(_batch(0, 1))
+    state = Path(disk, spool.id, "state.json")
+    if content is None:
+        state.unlink()
+    else:
+        state.write_bytes(content)
+    with pytest.raises(SpoolDamaged, match=r"state\.json is (damaged|gone)"):
+        Spool.open(disk, spool.id)
+    with Spool.open(disk, spool.id, accept_loss=True) as again:
+        assert again.gap_count == 1
+        again.record_gap(Gap(2, None, 0.0, "another"))
+        assert _rows(again) == [0, 1]
+    with Spool.open(disk, spool.id) as again:
+        assert again.gap_count == 2
+
+
+def test_an_empty_segment_with_a_matching_name_is_damaged(disk):
+    with Spool.create(disk) as spool:
+        pass
+    Path(disk, spool.id, Segment(0, 1, 0).name).touch()
+    with pytest.raises(SpoolDamaged, match="no Arrow file"):
+        Spool.open(disk, spool.id)
