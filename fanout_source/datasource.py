@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader
-from pyspark.sql.pandas.types import from_arrow_type
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructType
 
 from .errors import OptionError
-from .message import COLUMNS
+from .schema import SCHEMA
 from .worker import plainly
 
 if TYPE_CHECKING:
@@ -49,26 +48,7 @@ class FanoutDataSource(DataSource):
         from .stream_reader import FanoutStreamReader
 
         with plainly():
-            reader = FanoutStreamReader(Options.parse(self.options), _columns(schema))
+            reader = FanoutStreamReader(Options.parse(self.options), schema)
         # From here on Spark pickles this object into every task: the credentials do not go along.
         self.options = {}
         return reader
-
-
-SCHEMA = StructType([StructField(name, from_arrow_type(kind)) for name, kind in COLUMNS.items()])
-_TYPES = {field.name: field.dataType for field in SCHEMA}
-
-
-def _columns(schema: StructType) -> list[str]:
-    """The columns that a person's own schema selects."""
-    flaws = []
-    for field in schema:
-        known: Any = _TYPES.get(field.name)
-        if known is None:
-            flaws.append(f"there is no column {field.name}")
-        elif known.simpleString() != field.dataType.simpleString():
-            flaws.append(f"column {field.name} is {known.simpleString()}")
-    if flaws:
-        right = ", ".join(f"{name} {kind.simpleString()}" for name, kind in _TYPES.items())
-        raise OptionError(f"the schema does not fit: {'; '.join(flaws)}. The columns are: {right}")
-    return schema.fieldNames()

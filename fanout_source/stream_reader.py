@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import Any
 
@@ -20,12 +20,14 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
+from pyspark.sql.types import StructType
 
 from .errors import SpoolDamaged
 from .offsets import ORIGIN, Offset, limit_end, partition
 from .options import Options
 from .partition_reader import PartitionReader, SpoolPartition
 from .receiver import Receiver
+from .schema import require_columns
 from .spool import Gap, Spool, remove_leftovers
 from .subscription import Subscription
 from .worker import log_to_spark, plainly
@@ -46,9 +48,9 @@ class FanoutStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     that names the spool, the checkpoint has it.
     """
 
-    def __init__(self, options: Options, columns: Sequence[str]) -> None:
+    def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
-        self._columns = columns
+        self._schema = schema
         self._subscriber: _Subscriber | None = None
         self._available_now = False
         self._frozen_end: int | None = None
@@ -57,12 +59,16 @@ class FanoutStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """What executors get has no options, and so no credentials."""
-        return PartitionReader, (self._columns,)
+        return PartitionReader, (self._schema.fieldNames(),)
 
     def initialOffset(self) -> dict[str, Any]:
         return ORIGIN.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
+        with plainly():
+            # Spark's first call. Raised earlier, by `streamReader`, pyspark would hide the error
+            # behind one of its own.
+            require_columns(self._schema)
         limited = (self._options.max_rows, self._options.max_bytes, self._options.min_rows)
         if limited == (None, None, None):
             return ReadAllAvailable()
@@ -113,7 +119,7 @@ class FanoutStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._subscriber.receiver.drop_below(offset.offset)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return PartitionReader(self._columns).read(partition)
+        return PartitionReader(self._schema.fieldNames()).read(partition)
 
     def stop(self) -> None:
         if self._subscriber is not None:
