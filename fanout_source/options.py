@@ -16,6 +16,7 @@ from typing import Any
 from .address import BrokerAddress
 from .errors import OptionError
 from .spool import default_location
+from .spool.folder import absolute, open_folder
 from .topology import DECLARE_MODES, require_exchange_name
 
 _BYTES = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -75,6 +76,11 @@ def _fanout(value: str) -> str:
     return "fanout"
 
 
+def _location(value: str) -> str:
+    open_folder(value, "")
+    return absolute(value)
+
+
 def _latest(value: str) -> str:
     if value.lower() != "latest":
         raise OptionError(
@@ -112,7 +118,7 @@ class Options:
         "url",
         _text,
         None,
-        "`amqp://user:password@host:port/vhost`, `amqps://` for TLS",
+        "`amqp://user:password@host:port/vhost`; without it `FANOUT_URL`, then the local broker",
         secret=True,
     )
     username: str | None = _option("username", _text, None, "instead of the one in the URL")
@@ -153,7 +159,10 @@ class Options:
         "minPartitions", _count(1, 100_000), "1", "split a batch into at least so many tasks"
     )
     spool_dir: str | None = _option(
-        "spoolDir", _text, None, "where received messages are kept, a path or a URI"
+        "spoolDir",
+        _location,
+        None,
+        "where received messages are kept; without it `~/.local/state/fanout/spool`",
     )
     max_spool_bytes: int = _option(
         "maxSpoolBytes",

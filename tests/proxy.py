@@ -60,9 +60,16 @@ class Proxy:
             server = socket.create_connection(self._target)
             with self._lock:
                 self._open |= {client, server}
+            self._connected(client, server)
             limit, self._reset_next_after = self._reset_next_after, None
             for ends in ((client, server, limit), (server, client, None)):
                 threading.Thread(target=self._pump, args=ends, daemon=True).start()
+
+    def _connected(self, client: socket.socket, server: socket.socket) -> None:
+        """For those who read along."""
+
+    def _passing(self, source: socket.socket, data: bytes) -> None:
+        """For those who read along."""
 
     def _pump(self, source: socket.socket, sink: socket.socket, limit: int | None) -> None:
         passed = 0
@@ -71,6 +78,7 @@ class Proxy:
                 passed += len(data)
                 if limit is not None and passed >= limit:
                     _reset(source)
+                self._passing(source, data)
                 sink.sendall(data)
         with self._lock:
             self._open -= {source, sink}

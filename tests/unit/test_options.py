@@ -1,0 +1,101 @@
+"""Options: read once, refused all at once, documented as they are."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from fanout_source import receiver
+from fanout_source.connection import CONNECTION_TIMEOUT_SECONDS, HEARTBEAT_SECONDS
+from fanout_source.errors import OptionError
+from fanout_source.options import Options
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def test_the_readme_has_the_options_as_they_are():
+    rows = ["| option | default | |", "|---|---|---|"]
+    for field in dataclasses.fields(Options):
+        about = field.metadata
+        default = "" if about["default"] is None else f"`{about['default']}`"
+        rows.append(f"| `{about['name']}` | {default} | {about['meaning']} |")
+    table = "\n".join(rows)
+    assert table in README.read_text(), f"README.md should have:\n{table}"
+
+
+def test_the_defaults_are_those_of_the_receiver():
+    options = Options.parse({})
+    assert options.prefetch_count == receiver.PREFETCH_COUNT
+    assert options.max_spool_bytes == receiver.MAX_SPOOL_BYTES
+    assert options.heartbeat_seconds == HEARTBEAT_SECONDS
+    assert options.connection_timeout_ms == 1000 * CONNECTION_TIMEOUT_SECONDS
+
+
+def test_names_are_read_without_regard_to_case():
+    options = Options.parse({"MAXOFFSETSPERTRIGGER": "5", "maxbytespertrigger": "2m"})
+    assert (options.max_rows, options.max_bytes) == (5, 2 * 1024**2)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"exchnage": "logs"}, "option exchnage is not known: did you mean exchange?"),
+        ({"path": "/tmp"}, "option path is not known: there are: url, username,"),
+        ({"maxOffsets": "5"}, "did you mean maxOffsetsPerTrigger?"),
+        ({"exchange": ""}, "option exchange=: the exchange has an empty name"),
+        ({"exchange": "x" * 256}, "256 bytes; AMQP allows 255"),
+        ({"exchangeType": "topic"}, "exchangeType=topic: only fanout exchanges"),
+        ({"exchangeDurable": "yes"}, "option exchangeDurable=yes: must be true or false"),
+        ({"declare": "never"}, "option declare=never: must be one of auto, passive, none"),
+        ({"prefetchCount": "0"}, "option prefetchCount=0: must be a number from 1 to 65535"),
+        ({"prefetchCount": "many"}, "option prefetchCount=many: must be a number"),
+        ({"maxOffsetsPerTrigger": "0"}, "option maxOffsetsPerTrigger=0: must be a number from 1"),
+        ({"maxBytesPerTrigger": "big"}, "maxBytesPerTrigger=big: must be a size above 0"),
+        ({"maxBytesPerTrigger": "0k"}, "maxBytesPerTrigger=0k: must be a size above 0"),
+        ({"minOffsetsPerTrigger": "-1"}, "option minOffsetsPerTrigger=-1: must be a number from 1"),
+        ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "is above"),
+        ({"maxTriggerDelay": "5"}, "option maxTriggerDelay=5: must be a time above 0, such as"),
+        ({"minPartitions": "1.5"}, "option minPartitions=1.5: must be a number from 1"),
+        ({"maxSpoolBytes": "-1"}, "option maxSpoolBytes=-1: must be a size above 0"),
+        ({"failOnDataLoss": ""}, "option failOnDataLoss=: must be true or false"),
+        ({"heartbeat": "0"}, "option heartbeat=0: must be a number from 1 to 65535"),
+        ({"connectionTimeoutMs": "5s"}, "option connectionTimeoutMs=5s: must be a number"),
+        ({"startingOffsets": "earliest"}, "startingOffsets=earliest: must be latest: a broker"),
+        ({"url": "http://h/"}, "the broker's URL begins with 'http://'"),
+        ({"password": "p", "passwordFile": "/f"}, "options password and passwordFile: give one"),
+        ({"passwordFile": "/no/such"}, "passwordFile=/no/such: cannot be read: No such file"),
+        ({"spoolDir": "nowhere://x"}, "option spoolDir=nowhere://x"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(given, message):
+    with pytest.raises(OptionError) as refused:
+        Options.parse(given)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_all_that_is_wrong_is_said_together():
+    with pytest.raises(OptionError) as refused:
+        Options.parse({"prefetchCount": "0", "exchnage": "x", "url": "amqp://u:geheim@h:99999"})
+    assert str(refused.value).startswith("3 options cannot be used: ")
+    assert "geheim" not in str(refused.value)
+
+
+def test_user_name_and_password_come_from_where_they_are_given(tmp_path, monkeypatch):
+    monkeypatch.setenv("FANOUT_URL", "amqp://env:one@h/v")
+    assert Options.parse({}).address.username == "env"
+    given = Options.parse({"url": "amqp://u:p@h", "username": "x", "password": "y"}).address
+    assert (given.username, given.password) == ("x", "y")
+    file = tmp_path / "password"
+    file.write_text("from a file\n")
+    given = Options.parse({"url": "amqp://u:p@h", "passwordFile": str(file)}).address
+    assert (given.username, given.password) == ("u", "from a file")
+    file.write_text("")
+    with pytest.raises(OptionError, match="the file is empty"):
+        Options.parse({"passwordFile": str(file)})
+
+
+def test_no_secret_is_shown():
+    options = Options.parse({"url": "amqp://u:geheim@h", "password": "geheim"})
+    assert "geheim" not in repr(options)
+    assert "geheim" not in str(options)
