@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .address import BrokerAddress
+    from .datasource import FanoutDataSource
     from .emit import FanoutHandler
     from .errors import (
         BrokerError,
@@ -32,6 +33,7 @@ __all__ = [
     "BrokerRefused",
     "BrokerUnreachable",
     "ConnectionLost",
+    "FanoutDataSource",
     "FanoutError",
     "FanoutHandler",
     "OptionError",
@@ -49,6 +51,7 @@ __all__ = [
 # Imported on first use: a Spark worker that only reads rows loads neither pika nor the emitter.
 _HOMES = {
     "BrokerAddress": "address",
+    "FanoutDataSource": "datasource",
     "FanoutHandler": "emit",
     "Publisher": "publisher",
     "Receiver": "receiver",

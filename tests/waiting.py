@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming import StreamingQuery
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_seconds: float = 30) -> Any:
@@ -17,3 +18,15 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_seconds: float =
             pytest.fail(f"waited {timeout_seconds} s, but not: {what}")
         time.sleep(0.02)
     return value
+
+
+def until(query: StreamingQuery, condition: Callable[[], Any], what: str) -> Any:
+    """Wait for something that a query brings about; or say why it failed."""
+
+    def check() -> Any:
+        failure = query.exception()
+        if failure is not None:
+            pytest.fail(f"the query failed before {what}: {failure}")
+        return condition()
+
+    return wait_until(check, what, 90)

@@ -1,0 +1,27 @@
+"""Processes, as Linux lists them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import defaultdict
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """The processes that descend from this one, with their command lines."""
+    children = defaultdict(list)
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError, IndexError), open(f"/proc/{entry}/stat") as stat:
+            children[int(stat.read().rpartition(")")[2].split()[1])].append(int(entry))
+    found, waiting = {}, [pid]
+    while waiting:
+        for child in children[waiting.pop()]:
+            waiting.append(child)
+            with contextlib.suppress(OSError), open(f"/proc/{child}/cmdline") as command:
+                found[child] = command.read().replace("\0", " ")
+    return found
+
+
+def planners(pid: int) -> list[int]:
+    """The processes in which Spark plans the batches of Python sources."""
+    return [p for p, command in descendants(pid).items() if "streaming_source_runner" in command]

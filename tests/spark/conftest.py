@@ -1,0 +1,130 @@
+"""A real Spark for every test here, with Python workers in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from fanout_source.address import BrokerAddress
+from fanout_source.publisher import Publisher
+from proxy import Proxy
+from waiting import until
+
+SUBSCRIBER = Path(__file__).with_name("subscriber.py")
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    folder = tmp_path_factory.mktemp("spark")
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": folder.as_uri(),
+        "spark.log.level": "ERROR",
+    }
+    builder = SparkSession.builder.master("local[2]").appName("tests")
+    session = builder.config(map=settings).getOrCreate()
+    yield session
+    session.stop()
+    session.sparkContext._gateway.shutdown()  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def read(spark: SparkSession, url: str, tmp_path: Path) -> Callable[..., DataFrame]:
+    """A stream of what is published, with these options."""
+
+    def load(schema: str | None = None, **options: Any) -> DataFrame:
+        reader = spark.readStream.format("fanout")
+        reader = reader.options(**{"url": url, "spoolDir": tmp_path / "spool", **options})
+        return (reader.schema(schema) if schema else reader).load()
+
+    return load
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., StreamingQuery]]:
+    """Starts a query that writes Parquet to `<name>`, and waits until it is subscribed."""
+    started: list[StreamingQuery] = []
+
+    def begin(
+        frame: DataFrame, name: str = "out", *, subscribed: bool = True, **trigger: Any
+    ) -> StreamingQuery:
+        writer = frame.writeStream.format("parquet").option("path", str(tmp_path / name))
+        writer = writer.option("checkpointLocation", str(tmp_path / f"{name}.checkpoint"))
+        query = (writer.trigger(**trigger) if trigger else writer).start()
+        started.append(query)
+        if subscribed:
+            until(query, lambda: query.lastProgress is not None, "the query is subscribed")
+        return query
+
+    yield begin
+    for query in started:
+        query.stop()
+
+
+@pytest.fixture
+def proxy(address: BrokerAddress) -> Iterator[Proxy]:
+    with Proxy(address.host, address.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def rows(spark: SparkSession, tmp_path: Path) -> Callable[..., list[Any]]:
+    """What is in the Parquet output of a query, ordered by offset."""
+
+    def collect(name: str = "out") -> list[Any]:
+        return spark.read.parquet(str(tmp_path / name)).orderBy("offset").collect()
+
+    return collect
+
+
+@pytest.fixture
+def publish(address: BrokerAddress) -> Iterator[Callable[..., None]]:
+    """Publishes bodies, confirmed."""
+    with Publisher(address) as publisher:
+
+        def send(bodies: list[bytes], **properties: Any) -> None:
+            for body in bodies:
+                publisher.publish(body, pika.BasicProperties(**properties))
+            publisher.flush()
+
+        yield send
+
+
+@pytest.fixture
+def subscriber(url: str, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts a Spark application of its own that subscribes and writes Parquet to `<name>`."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begin(name: str, *, broker_url: str = url, **options: Any) -> subprocess.Popen[bytes]:
+        command = [sys.executable, str(SUBSCRIBER), str(tmp_path / name)]
+        command += [f"{key}={value}" for key, value in options.items()]
+        environment = {**os.environ, "FANOUT_URL": broker_url, "PYSPARK_PYTHON": sys.executable}
+        log = open(tmp_path / f"{name}.log", "ab")  # noqa: SIM115
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log,
+            start_new_session=True,
+        )  # fmt: skip
+        log.close()
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        if process.poll() is None:
+            process.stdin.close()  # type: ignore[union-attr]
+            process.wait(60)

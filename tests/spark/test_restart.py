@@ -1,0 +1,177 @@
+"""Restarts: what was received is in the sink, once, and what was planned comes again."""
+
+import os
+import random
+import shutil
+import signal
+import time
+from urllib.parse import urlsplit
+
+import pytest
+
+from processes import descendants, planners
+from waiting import until
+from witness import Witness
+
+
+def _numbers(start, end):
+    return [b"%d" % number for number in range(start, end)]
+
+
+def test_a_restart_goes_on_with_what_was_received(read, start, rows, publish):
+    query = start(read(maxOffsetsPerTrigger=10))
+    publish(_numbers(0, 2000))
+    until(query, lambda: query.lastProgress["sources"][0]["latestOffset"] is not None, "a report")
+    time.sleep(0.5)
+    query.stop()
+    before = len(rows())
+    publish(_numbers(2000, 2010))  # nobody listens
+    query = start(read())
+    publish(_numbers(2010, 2020))
+    query.processAllAvailable()
+    found = [row.body for row in rows()]
+    assert found == _numbers(0, 2000) + _numbers(2010, 2020)
+    assert 0 < before < 2000
+
+
+def test_a_planned_batch_comes_again_byte_for_byte(read, spark, publish, tmp_path, url):
+    """The sink fails after it has seen the batch: the restart must show it the same rows."""
+    seen = []
+
+    def fail(batch, _number):
+        rows = batch.collect()
+        if rows:
+            seen.append(rows)
+            raise RuntimeError("the sink fails")
+
+    def keep(batch, _number):
+        if not batch.isEmpty():
+            seen.append(batch.collect())
+            assert batch.collect() == seen[-1]  # two actions, one batch
+
+    def start(sink):
+        writer = read().writeStream.foreachBatch(sink)
+        return writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+
+    query = start(fail)
+    until(query, lambda: query.lastProgress, "it is subscribed")
+    publish(_numbers(0, 500), headers={"host": "web-1"}, timestamp=1)
+    with pytest.raises(Exception, match="the sink fails"):
+        query.awaitTermination(90)
+    query = start(keep)
+    try:
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    assert seen[0] == seen[1]
+    assert [row.body for batch in seen[1:] for row in batch] == _numbers(0, 500)
+
+
+def test_two_queries_on_one_checkpoint_are_a_clear_error(
+    read, start, subscriber, tmp_path, eventually, bound_queues
+):
+    process = subscriber("out", spoolDir=tmp_path / "spool")
+    eventually(bound_queues, "the first is subscribed", 90)
+    eventually(lambda: list((tmp_path / "out.checkpoint" / "commits").glob("0")), "batch 0", 90)
+    query = start(read(), subscribed=False)
+    with pytest.raises(Exception, match="is in use by process"):
+        query.awaitTermination(90)
+    assert process.poll() is None
+
+
+def test_a_spool_that_is_gone_is_an_error_or_a_recorded_gap(read, start, rows, publish, tmp_path):
+    query = start(read())
+    publish(_numbers(0, 10))
+    query.processAllAvailable()
+    query.stop()
+    shutil.rmtree(tmp_path / "spool")
+    query = start(read(failOnDataLoss=True), subscribed=False)
+    with pytest.raises(Exception, match="there is no spool .*set spoolDir to where it was"):
+        query.awaitTermination(90)
+    query = start(read(failOnDataLoss=False))
+    publish(_numbers(10, 20))
+    query.processAllAvailable()
+    assert [row.body for row in rows()] == _numbers(0, 20)
+    assert [row.offset for row in rows()] == list(range(20))
+    assert query.lastProgress["sources"][0]["latestOffset"]
+    assert '"gaps" : 1' in query.lastProgress.prettyJson.replace('"gaps": 1', '"gaps" : 1')
+
+
+def test_a_checkpoint_of_another_source_is_refused(read, start, tmp_path, spark):
+    offsets = tmp_path / "out.checkpoint" / "offsets"
+    query = start(read())
+    query.stop()
+    for file in offsets.iterdir():
+        if file.name.isdigit():
+            lines = file.read_text().splitlines()
+            file.write_text("\n".join([*lines[:2], '{"logs":{"0":23}}']))
+    for file in offsets.glob(".*.crc"):
+        file.unlink()
+    query = start(read(), subscribed=False)
+    with pytest.raises(Exception, match="does it belong to another query"):
+        query.awaitTermination(90)
+
+
+def test_the_planner_ends_with_its_driver(subscriber, eventually, bound_queues, management, vhost):
+    process = subscriber("out")
+    eventually(bound_queues, "it is subscribed", 90)
+    family = descendants(process.pid)
+    [planner] = planners(process.pid)
+    [jvm] = [pid for pid, command in family.items() if "org.apache.spark.deploy" in command]
+    os.kill(jvm, signal.SIGKILL)
+    process.wait(60)
+    eventually(lambda: not os.path.exists(f"/proc/{planner}"), "the planner has ended")
+    eventually(lambda: management.get("queues", vhost) == [], "the queue is gone")
+
+
+def test_every_acked_message_is_in_parquet_once_through_kills_of_the_driver(
+    subscriber, address, url, publish, rows, eventually, bound_queues, management, vhost, tmp_path
+):
+    """Asks a witness between the query and the broker which messages were acked."""
+    kills = int(os.environ.get("FANOUT_KILLS", "3"))
+    seed = int(os.environ.get("FANOUT_SEED", "0")) or random.randrange(1 << 32)
+    print(f"seed {seed}")  # shown when the test fails
+    moments = random.Random(seed)
+    batch, published = 250, 0
+    with Witness(address.host, address.port) as witness:
+        through = url.replace(f":{urlsplit(url).port}/", f":{witness.port}/")
+        for _ in range(kills + 1):
+            process = subscriber("out", broker_url=through, maxOffsetsPerTrigger=3000)
+            eventually(bound_queues, "it is subscribed", 120)
+            end = published + 100_000 // (kills + 1)
+            kill_at = published + moments.randrange(batch, 100_000 // (kills + 1))
+            last = _ == kills
+            while published < end:
+                publish(_numbers(published, published + batch))
+                published += batch
+                time.sleep(0.01)
+                if not last and published >= kill_at and process.poll() is None:
+                    time.sleep(moments.random())
+                    _kill_family(process)
+                    break
+            published = end
+            if not last:
+                eventually(lambda: management.get("queues", vhost) == [], "its queue is gone")
+        folder = tmp_path / "out"
+        eventually(lambda: _committed_all(witness, rows), "all that was acked is there", 120)
+        assert folder.is_dir()
+        process.stdin.close()
+        assert process.wait(60) == 0
+    found = [bytes(row.body) for row in rows()]
+    assert len(found) == len(set(found)), "doubled"
+    assert set(witness.acked) - set(found) == set(), "lost"
+    assert [row.offset for row in rows()] == list(range(len(found)))
+
+
+def _committed_all(witness, rows):
+    return set(witness.acked) <= {bytes(row.body) for row in rows()}
+
+
+def _kill_family(process):
+    """Driver, JVM and workers at once, as when a machine goes."""
+    for pid in [process.pid, *descendants(process.pid)]:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    process.wait(60)

@@ -1,0 +1,244 @@
+"""The source in one session: rows, limits, triggers, progress, refusals."""
+
+import datetime
+import json
+import time
+from urllib.parse import urlsplit
+
+import pytest
+
+from waiting import until
+
+
+def _progress(query):
+    return json.loads(query.lastProgress.json)["sources"][0]
+
+
+def _numbers(start, end):
+    return [b"%d" % number for number in range(start, end)]
+
+
+def _through(proxy, url):
+    return url.replace(f":{urlsplit(url).port}/", f":{proxy.port}/")
+
+
+def _sizes(query):
+    """How many rows the batches had, of those that had any."""
+    return [p.numInputRows for p in query.recentProgress if p.numInputRows]
+
+
+def test_a_row_has_all_of_a_message(read, start, rows, publish):
+    query = start(read())
+    moment = int(time.time())
+    publish(
+        [b"\x00body"],
+        headers={"host": "web-1", "n": 5},
+        content_type="text/plain",
+        content_encoding="identity",
+        delivery_mode=2,
+        priority=3,
+        correlation_id="c",
+        reply_to="r",
+        expiration="60000",
+        message_id="m",
+        timestamp=moment,
+        type="t",
+        app_id="a",
+    )
+    query.processAllAvailable()
+    [row] = rows()
+    received_at = row.received_at
+    assert abs(received_at.timestamp() - time.time()) < 300
+    assert row.asDict() == {
+        "body": bytearray(b"\x00body"),
+        "exchange": "logs",
+        "routing_key": "",
+        "headers": {"host": "web-1", "n": "5"},
+        "content_type": "text/plain",
+        "content_encoding": "identity",
+        "delivery_mode": 2,
+        "priority": 3,
+        "correlation_id": "c",
+        "reply_to": "r",
+        "expiration": "60000",
+        "message_id": "m",
+        "timestamp": datetime.datetime.fromtimestamp(moment),
+        "type": "t",
+        "user_id": None,
+        "app_id": "a",
+        "redelivered": False,
+        "received_at": received_at,
+        "offset": 0,
+        "decode_error": None,
+    }
+
+
+def test_a_schema_of_the_users_own_selects_columns(read, start, rows, publish):
+    query = start(read(schema="offset bigint, routing_key string, body binary"))
+    publish([b"x"])
+    query.processAllAvailable()
+    [row] = rows()
+    assert row.asDict() == {"offset": 0, "routing_key": "", "body": bytearray(b"x")}
+
+
+def test_limits_combine_and_a_batch_can_end_inside_a_segment(read, start, rows, publish):
+    query = start(read(maxOffsetsPerTrigger=300, maxBytesPerTrigger="1g"))
+    publish(_numbers(0, 1000))
+    query.processAllAvailable()
+    assert max(_sizes(query)) <= 300
+    assert [row.body for row in rows()] == _numbers(0, 1000)
+    query.stop()
+    query = start(read(maxOffsetsPerTrigger=300, maxBytesPerTrigger="10k"))
+    publish([b"x" * 1000] * 100)
+    query.processAllAvailable()
+    assert 1 <= max(_sizes(query)) <= 20
+    assert len(rows()) == 1100
+
+
+def test_a_batch_waits_for_its_minimum_and_not_for_ever(read, start, rows, publish):
+    query = start(read(minOffsetsPerTrigger=50, maxTriggerDelay="5s"))
+    publish(_numbers(0, 30))
+    publish(_numbers(30, 60))
+    until(query, lambda: sum(_sizes(query)) == 60, "both parts are there")
+    publish(_numbers(60, 61))
+    until(query, lambda: sum(_sizes(query)) == 61, "the delay has passed")
+    assert _sizes(query)[0] >= 30
+    assert [row.body for row in rows()] == _numbers(0, 61)
+
+
+def test_a_batch_is_read_by_as_many_tasks_as_asked_for(read, start, rows, publish, spark, tmp_path):
+    query = start(read(minPartitions=4))
+    publish(_numbers(0, 1000))
+    query.processAllAvailable()
+    assert len(spark.read.parquet(str(tmp_path / "out")).inputFiles()) >= 4
+    assert [row.body for row in rows()] == _numbers(0, 1000)
+
+
+def test_processing_time_takes_what_came_meanwhile(read, start, rows, publish):
+    query = start(read(), processingTime="1 second")
+    publish(_numbers(0, 100))
+    query.processAllAvailable()
+    assert [row.body for row in rows()] == _numbers(0, 100)
+
+
+@pytest.mark.parametrize("trigger", [{"availableNow": True}, {"once": True}])
+def test_a_query_that_ends_takes_what_had_been_received(read, start, rows, publish, trigger):
+    query = start(read(maxOffsetsPerTrigger=10))
+    publish(_numbers(0, 100))
+    query.processAllAvailable()
+    taken = len(rows())
+    query.stop()
+    query = start(read(maxOffsetsPerTrigger=40), subscribed=False, **trigger)
+    assert query.awaitTermination(90)
+    assert query.exception() is None
+    assert [row.body for row in rows()] == _numbers(0, 100)
+    assert taken == 100
+
+
+def test_progress_says_where_it_is_and_how_far_behind(read, start, publish, proxy, url):
+    through = _through(proxy, url)
+    query = start(read(url=through, maxOffsetsPerTrigger=10))
+    first = _progress(query)["latestOffset"]
+    assert first["queue"].startswith("amq.gen-")
+    assert (first["gaps"], first["lastGap"], first["resubscriptions"]) == (0, None, 0)
+    publish(_numbers(0, 200))
+    query.processAllAvailable()
+    behind = [json.loads(p.json)["sources"][0]["latestOffset"] for p in query.recentProgress]
+    assert max(report["backlogRows"] for report in behind) > 0
+    assert max(report["backlogBytes"] for report in behind) > 0
+    assert (behind[-1]["offset"], behind[-1]["backlogRows"]) == (200, 0)
+    proxy.reset()
+    until(query, lambda: _progress(query)["latestOffset"]["gaps"] == 1, "the gap is shown")
+    report = _progress(query)["latestOffset"]
+    assert report["resubscriptions"] == 1
+    assert report["queue"] != first["queue"]
+    assert report["lastGap"]["beforeOffset"] == 200
+    assert "was lost" in report["lastGap"]["reason"]
+
+
+def test_with_fail_on_data_loss_a_gap_ends_the_query(read, start, publish, proxy, url, rows):
+    through = _through(proxy, url)
+    query = start(read(url=through, failOnDataLoss=True))
+    publish([b"0"])
+    query.processAllAvailable()
+    proxy.reset()
+    with pytest.raises(Exception, match="was lost"):
+        query.awaitTermination(90)
+    query = start(read(failOnDataLoss=True))  # a person has seen it, and goes on
+    publish([b"1"])
+    query.processAllAvailable()
+    assert [row.body for row in rows()] == [b"0", b"1"]
+    assert _progress(query)["latestOffset"]["gaps"] == 1
+
+
+# ── what is refused, and how ────────────────────────────────────────────────────────────────────
+
+
+def _refusal(action):
+    with pytest.raises(Exception) as refused:  # noqa: PT011
+        action()
+    text = str(refused.value)
+    assert "Traceback" not in text
+    assert 'File "' not in text
+    return text
+
+
+def test_options_are_refused_together_and_without_a_traceback(read):
+    text = _refusal(lambda: read(exchnage="x", prefetchCount=0, startingOffsets="earliest"))
+    assert "OptionError: 3 options cannot be used: " in text
+    assert "did you mean exchange?" in text
+    assert "prefetchCount=0: must be a number from 1 to 65535" in text
+    assert "startingOffsets=earliest: must be latest: a broker keeps nothing" in text
+
+
+def _run(frame, **trigger):
+    writer = frame.writeStream.format("noop")
+    query = (writer.trigger(**trigger) if trigger else writer).start()
+    try:
+        assert query.awaitTermination(60)
+    finally:
+        query.stop()
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ("body binary, rooting_key string", "there is no column rooting_key"),
+        ("body string", "column body is binary, not string"),
+    ],
+)
+def test_a_schema_that_does_not_fit_is_refused_with_the_right_one(read, schema, message):
+    text = _refusal(lambda: _run(read(schema=schema)))
+    assert message in text
+    assert "The columns are: body binary, exchange string, " in text
+
+
+def test_batch_reads_are_refused_with_what_to_use(spark, url):
+    text = _refusal(lambda: spark.read.format("fanout").option("url", url).load().collect())
+    assert "use spark.readStream, with trigger(availableNow=True)" in text
+
+
+def test_continuous_processing_is_refused(read):
+    text = _refusal(lambda: _run(read(), continuous="1 second"))
+    assert "fanout does not support continuous processing" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"url": "amqp://guest:geheim@127.0.0.1:1/"}, "no broker listens at 127.0.0.1:1"),
+        ({"password": "geheim"}, "refused the login of user 'guest'"),
+        ({"exchange": "amq.direct"}, "is of type 'direct', not 'fanout'"),
+        ({"exchange": "absent", "declare": "passive"}, "there is no exchange 'absent'"),
+        ({"spoolDir": "/dev/null/spool"}, "cannot create /dev/null/spool/"),
+    ],
+)
+def test_a_query_that_cannot_subscribe_says_why(read, options, message):
+    text = _refusal(lambda: _run(read(**options)))
+    assert message in text
+    assert "geheim" not in text
+
+
+def test_a_query_that_could_not_subscribe_leaves_no_spool(read, tmp_path):
+    _refusal(lambda: _run(read(password="geheim")))
+    assert list((tmp_path / "spool").iterdir()) == []
