@@ -58,6 +58,10 @@ bench-emit: broker ## Measure publishing against a bare pika loop
 bench-receiver: broker ## Measure receiving against a bare pika callback and a bare socket
 	@$(PY) scripts/bench_receiver.py
 
+.PHONY: bench-source
+bench-source: broker ## Measure a trigger against Spark's own rate source, and an idle query
+	@$(PY) scripts/bench_source.py
+
 .PHONY: bench-memory
 bench-memory: broker ## Send ten million messages through a small spool, and watch the memory
 	@$(PY) scripts/bench_memory.py

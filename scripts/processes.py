@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import defaultdict
+from collections.abc import Iterable
 
 
 def descendants(pid: int) -> dict[int, str]:
@@ -25,3 +26,12 @@ def descendants(pid: int) -> dict[int, str]:
 def planners(pid: int) -> list[int]:
     """The processes in which Spark plans the batches of Python sources."""
     return [p for p, command in descendants(pid).items() if "streaming_source_runner" in command]
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """How much CPU these processes have used so far; those that have ended do not count."""
+    ticks = 0
+    for pid in pids:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as stat:
+            ticks += sum(map(int, stat.read().rpartition(")")[2].split()[11:13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
