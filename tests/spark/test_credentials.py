@@ -3,6 +3,8 @@
 import base64
 import os
 import pickle
+import subprocess
+import sys
 import urllib.parse
 from pathlib import Path
 
@@ -78,3 +80,15 @@ def test_a_query_shows_its_password_nowhere(
         _assert_no_password_in(file.read_bytes(), file)
     arguments = Path(f"/proc/{os.getpid()}/cmdline").read_bytes()
     _assert_no_password_in(arguments, "the command line")
+
+
+def test_what_runs_in_tasks_loads_no_broker_code():
+    """A task unpickles the source and the reader, and has neither connection nor options."""
+    program = "import sys, fanout_source.datasource, fanout_source.partition_reader as reader\n"
+    program += "print(sorted(m for m in sys.modules if m.startswith(('pika', 'fanout_source'))))"
+    shown = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "fanout_source.message" in shown.stdout
+    assert "pika" not in shown.stdout
+    assert "fanout_source.options" not in shown.stdout
