@@ -19,8 +19,9 @@ from datetime import datetime, timezone
 from . import log_record
 from .address import BrokerAddress
 from .errors import OptionError
-from .log_record import SEVERITIES, Message
+from .log_record import Message
 from .publisher import Publisher
+from .severity import SEVERITIES
 from .topology import require_exchange_name
 
 __all__ = ["SEVERITIES", "FanoutHandler", "Message", "Publisher"]

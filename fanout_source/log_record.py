@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import pika
 
-SEVERITIES = ("debug", "info", "warning", "error", "critical")
 CONTENT_TYPE = "application/json"
 HOST = platform.node()
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=str)

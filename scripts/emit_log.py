@@ -17,8 +17,9 @@ from collections.abc import Iterator
 import broker
 from fanout_source import log_record
 from fanout_source.address import BrokerAddress
-from fanout_source.log_record import SEVERITIES, Message
+from fanout_source.log_record import Message
 from fanout_source.publisher import Publisher
+from fanout_source.severity import SEVERITIES
 from machine import SetupError
 from program import run
 from progress import Progress

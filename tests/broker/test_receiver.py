@@ -709,3 +709,22 @@ def test_an_exchange_that_is_deleted_is_missed_and_bound_again(
         publish([b"1"])
         _wait_for(receiver, 2)
     assert _bodies(spool) == [b"0", b"1"]
+
+
+def test_the_log_tells_each_event_once(address, spool, proxy, publish, caplog):
+    caplog.set_level(logging.INFO, "fanout_source")
+    through = dataclasses.replace(address, host="127.0.0.1", port=proxy.port)
+    with Receiver(through, spool) as receiver:
+        publish([b"0"])
+        _wait_for(receiver, 1)
+        proxy.reset()
+        _wait_for_status(receiver, lambda status: status.resubscriptions == 1)
+    told = [record.getMessage() for record in caplog.records if record.name != "pika"]
+    source = f"exchange 'logs' on the broker at 127.0.0.1:{proxy.port}"
+    assert [line.partition(",")[0] for line in told if source in line] == [
+        f"subscribed to {source}",
+        f"the subscription to {source}",
+        f"subscribed again to {source}",
+    ]
+    [gap] = [line for line in told if line.startswith("gap of ")]
+    assert "before offset 1: receiving: the connection to the broker at" in gap

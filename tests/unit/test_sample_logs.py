@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from fanout_source.log_record import SEVERITIES
+from fanout_source.severity import SEVERITIES
 from sample_logs import sample_logs
 
 

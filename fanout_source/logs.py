@@ -1,0 +1,68 @@
+"""Log records out of messages: what the source delivers, as columns that people ask for.
+
+    time timestamp, severity string, host string, logger string, message string
+
+A body is a record as `FanoutHandler` writes it (JSON), or the text of RabbitMQ's tutorial with or
+without `severity:` before it, or anything else, which is then the message as it is. What a body
+does not say, the message's properties do: header `severity`, header `host`, `timestamp`, and the
+time of receipt. Nothing that anyone publishes makes it fail, whatever Spark's ANSI mode.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+
+from .severity import SEVERITIES
+
+_RECORD = "time string, severity string, host string, logger string, message string"
+_OTHER_NAMES = {"warn": "warning", "err": "error", "crit": "critical", "fatal": "critical"}
+_PREFIX = rf"(?is)^\s*({'|'.join((*SEVERITIES, *_OTHER_NAMES))})\s*:\s*(.*)$"
+
+
+def parse(messages: DataFrame) -> DataFrame:
+    """Replace the messages' columns by those of log records; `body` and `offset` stay behind them.
+
+    Needs the columns `body`, `headers`, `timestamp`, `received_at` and `offset`.
+    """
+    text = f.make_valid_utf8(f.col("body").cast("string"))
+    record = f.from_json(text, _RECORD)
+    has_prefix = f.regexp_like(text, f.lit(_PREFIX))
+    parsed = messages.select(
+        "*",
+        text.alias("_text"),
+        f.when(record.message.isNotNull(), record).alias("_record"),
+        f.when(has_prefix, f.lower(f.regexp_extract(text, _PREFIX, 1))).alias("_prefix"),
+    )
+    known = f.col("_record")
+    severity = f.coalesce(
+        f.lower(known.severity),
+        f.when(known.isNull(), f.col("_prefix")),
+        f.lower(f.try_element_at("headers", f.lit("severity"))),
+        f.lit("info"),
+    )
+    plain = f.when(f.col("_prefix").isNotNull(), f.regexp_extract("_text", _PREFIX, 2)).otherwise(
+        f.col("_text")
+    )
+    return parsed.select(
+        f.coalesce(f.try_to_timestamp(known.time), "timestamp", "received_at").alias("time"),
+        _by_its_usual_name(severity).alias("severity"),
+        f.coalesce(known.host, f.try_element_at("headers", f.lit("host"))).alias("host"),
+        known.logger.alias("logger"),
+        f.coalesce(known.message, plain).alias("message"),
+        "body",
+        "offset",
+    )
+
+
+def rank(severity: Column) -> Column:
+    """0 for debug, 4 for critical; a severity that nobody knows counts as info."""
+    position = f.array_position(f.array(*map(f.lit, SEVERITIES)), severity)
+    return f.when(position > 0, position - 1).otherwise(f.lit(1))
+
+
+def _by_its_usual_name(severity: Column) -> Column:
+    result = severity
+    for other, usual in _OTHER_NAMES.items():
+        result = f.when(severity == other, f.lit(usual)).otherwise(result)
+    return result
