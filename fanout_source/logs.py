@@ -62,7 +62,5 @@ def rank(severity: Column) -> Column:
 
 
 def _by_its_usual_name(severity: Column) -> Column:
-    result = severity
-    for other, usual in _OTHER_NAMES.items():
-        result = f.when(severity == other, f.lit(usual)).otherwise(result)
-    return result
+    usual = f.create_map(*(f.lit(name) for pair in _OTHER_NAMES.items() for name in pair))
+    return f.coalesce(f.try_element_at(usual, severity), severity)
