@@ -24,6 +24,8 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def _text(value: str) -> str:
+    if not value.strip():
+        raise OptionError("must not be empty: leave it away, or give a value")
     return value
 
 
@@ -35,7 +37,7 @@ def _flag(value: str) -> bool:
 
 def _count(least: int, most: int) -> Callable[[str], int]:
     def read(value: str) -> int:
-        if not re.fullmatch(r"-?[0-9]+", value.strip()) or not least <= int(value) <= most:
+        if not re.fullmatch(r"-?[0-9]{1,18}", value.strip()) or not least <= int(value) <= most:
             raise OptionError(f"must be a number from {least} to {most}")
         return int(value)
 
@@ -43,14 +45,14 @@ def _count(least: int, most: int) -> Callable[[str], int]:
 
 
 def _bytes(value: str) -> int:
-    found = re.fullmatch(r"([0-9]+)\s*([bkmgt]?)i?b?", value.strip().lower())
+    found = re.fullmatch(r"([0-9]{1,18})\s*([bkmgt]?)i?b?", value.strip().lower())
     if not found or not int(found[1]):
         raise OptionError("must be a size above 0, such as 64m or 1g")
     return int(found[1]) * _BYTES[found[2]]
 
 
 def _duration(value: str) -> float:
-    found = re.fullmatch(r"([0-9]+)\s*(ms|s|m|h|d)", value.strip().lower())
+    found = re.fullmatch(r"([0-9]{1,9})\s*(ms|s|m|h|d)", value.strip().lower())
     if not found or not int(found[1]):
         raise OptionError("must be a time above 0, such as 500ms, 30s or 15m")
     return int(found[1]) * _SECONDS[found[2]]
@@ -77,6 +79,7 @@ def _fanout(value: str) -> str:
 
 
 def _location(value: str) -> str:
+    _text(value)
     open_folder(value, "")
     return absolute(value)
 

@@ -38,7 +38,8 @@ PREFETCH_COUNT = 20_000
 MAX_SPOOL_BYTES = 1024**3
 FLUSH_AFTER_ROWS = 4096  # larger acks make the broker stutter (make bench-receiver)
 FLUSH_AFTER_BYTES = 16 * 1024**2
-FLUSH_AFTER_SECONDS = 5.0  # far below the time after which a broker ends a consumer without acks
+FLUSH_AFTER_SECONDS = 0.5  # what a kill can take, while nobody asks for more
+SIGN_OF_LIFE_SECONDS = 10.0
 _FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.1, 2.0
 _STABLE_SECONDS = 10.0
 
@@ -313,8 +314,8 @@ class Receiver:
             rows, size = gathered.rows, gathered.bytes
             others = self._tap.feed(data)
             self._flow.take(gathered.rows - rows, gathered.bytes - size)
-            if self._is_flush_due():
-                self._changed.notify_all()
+            if self._is_flush_due() or (rows == 0 and gathered.rows):
+                self._changed.notify_all()  # the writer, or its clock
             if not self._draining and self._flow.should_stop(spool_bytes, self._buffered_bytes):
                 self._wake()
         return others
@@ -383,7 +384,10 @@ class Receiver:
                 while not self._is_flush_due():
                     if self._closing or self._error is not None:
                         return
-                    self._changed.wait(FLUSH_AFTER_SECONDS if self._gathered.rows else None)
+                    if self._gathered.rows:
+                        self._changed.wait(FLUSH_AFTER_SECONDS)
+                    elif not self._changed.wait(SIGN_OF_LIFE_SECONDS):
+                        self._spool.touch()
                 self._writing, self._gathered = self._gathered, Deliveries()
                 if self._tap.into is not None:
                     self._tap.into = self._gathered

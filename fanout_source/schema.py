@@ -14,7 +14,9 @@ _TYPES = {field.name: field.dataType.simpleString() for field in SCHEMA}
 
 def require_columns(schema: StructType) -> None:
     """Refuse a schema that selects what there is not."""
-    flaws = []
+    names = schema.fieldNames()
+    flaws = [] if names else ["it has no column"]
+    flaws += [f"column {name} is there twice" for name in set(names) if names.count(name) > 1]
     for field in schema:
         kind = _TYPES.get(field.name)
         if kind is None:

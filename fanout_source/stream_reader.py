@@ -151,12 +151,15 @@ class FanoutStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self._options
         if options.min_rows is not None and not self._available_now:
             due = self._last_batch + options.max_delay_seconds
-            if end - start < options.min_rows and time.monotonic() < due:
+            is_full = subscriber.receiver.status().paused
+            if end - start < options.min_rows and time.monotonic() < due and not is_full:
                 time.sleep(_WAIT_SECONDS)
                 return start
         if end == start:
             return start
         slices = subscriber.spool.slices(start, end)
+        if not slices:  # all of it is recorded as lost
+            return end
         sizes = [subscriber.spool.size_of(piece) for piece in slices]
         return limit_end(slices, sizes, options.max_rows, options.max_bytes)
 
@@ -221,6 +224,7 @@ class _Subscriber:
             "resubscriptions": status.resubscriptions,
             "gaps": status.gaps,
             "lastGap": _describe(status.latest_gap),
+            "lostRows": sum(gap.lost for gap in spool.latest_gaps),
         }
 
     def close(self) -> None:

@@ -61,7 +61,8 @@ fi
 say "installing the package and its tested versions into .venv …"
 .venv/bin/python -m pip install -q --disable-pip-version-check \
     -c conf/constraints.txt setuptools wheel
+# compat: a folder on the path, which is where Spark looks for sources; not a hook in Python.
 .venv/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation \
-    -c conf/constraints.txt -e '.[dev]'
+    --config-settings editable_mode=compat -c conf/constraints.txt -e '.[dev]'
 touch .venv/ready
 say "done: Python $(.venv/bin/python -c 'import platform; print(platform.python_version())'), Java $major"

@@ -94,6 +94,9 @@ class Folder:
         """Own it no longer."""
         raise NotImplementedError
 
+    def touch(self) -> None:
+        """Leave a sign of life, where that is cheap."""
+
     def remove(self) -> None:
         """Delete it with all that is in it. Only for its owner."""
         raise NotImplementedError
@@ -108,6 +111,8 @@ class Folder:
         try:
             yield
         except FileNotFoundError as error:
+            if action == "create":
+                raise SpoolError(f"cannot create {path}: no such folder can be made") from error
             raise SpoolDamaged(
                 f"cannot {action} {path}: it does not exist; the option spoolDir must name the "
                 "same place as when the checkpoint was made, visible to driver and executors"
@@ -169,6 +174,12 @@ class LocalFolder(Folder):
         if self._lock is not None:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
             self.forget()
+
+    def touch(self) -> None:
+        lock = self._lock
+        if lock is not None:
+            with contextlib.suppress(OSError):
+                os.utime(lock)
 
     def forget(self) -> None:
         """Do without the lock, which stays with whoever else has it."""

@@ -223,6 +223,10 @@ class Spool:
             self._state.latest_gaps = [*self._state.latest_gaps, gap][-_GAPS_KEPT:]
             self._write_state()
 
+    def touch(self) -> None:
+        """Show that the owner is alive: a gap that its end leaves begins then."""
+        self._folder.touch()
+
     def discard(self) -> None:
         """Delete it, with all that it holds."""
         self._folder.remove()
@@ -307,7 +311,10 @@ class Spool:
         return spool
 
     def _is_lost(self, start: int, end: int) -> bool:
-        return any(lost[0] <= start and end <= lost[1] for lost in self._state.lost)
+        for lost_start, lost_end in sorted(self._state.lost):
+            if lost_start <= start:
+                start = max(start, lost_end)
+        return start >= end
 
     def _lose(
         self, start: int, end: int, reason: str, accept_loss: bool, *, needed_from: int = 0

@@ -728,3 +728,9 @@ def test_the_log_tells_each_event_once(address, spool, proxy, publish, caplog):
     ]
     [gap] = [line for line in told if line.startswith("gap of ")]
     assert "before offset 1: receiving: the connection to the broker at" in gap
+
+
+def test_what_nobody_waits_for_is_made_durable_all_the_same(address, spool, publish, eventually):
+    with Receiver(address, spool):
+        publish([b"0"])
+        eventually(lambda: spool.end == 1, "the message is on disk", 10)

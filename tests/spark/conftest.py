@@ -14,6 +14,7 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.types import StructType
 
 from fanout_source.address import BrokerAddress
 from fanout_source.publisher import Publisher
@@ -49,10 +50,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def read(spark: SparkSession, url: str, tmp_path: Path) -> Callable[..., DataFrame]:
     """A stream of what is published, with these options."""
 
-    def load(schema: str | None = None, **options: Any) -> DataFrame:
+    def load(schema: str | StructType | None = None, **options: Any) -> DataFrame:
         reader = spark.readStream.format("fanout")
         reader = reader.options(**{"url": url, "spoolDir": tmp_path / "spool", **options})
-        return (reader.schema(schema) if schema else reader).load()
+        return (reader if schema is None else reader.schema(schema)).load()
 
     return load
 
@@ -125,7 +126,7 @@ def subscriber(url: str, tmp_path: Path) -> Iterator[Callable[..., subprocess.Po
         log = open(tmp_path / f"{name}.log", "ab")  # noqa: SIM115
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log,
-            start_new_session=True,
+            start_new_session=True, cwd=tmp_path,
         )  # fmt: skip
         log.close()
         started.append(process)

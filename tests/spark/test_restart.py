@@ -102,6 +102,22 @@ def test_a_spool_that_is_gone_is_an_error_or_a_recorded_gap(read, start, rows, p
     assert json.loads(query.lastProgress.json)["sources"][0]["latestOffset"]["gaps"] == 1
 
 
+def test_a_query_goes_on_behind_what_is_damaged(read, start, rows, publish, tmp_path):
+    query = start(read(maxOffsetsPerTrigger=2))
+    publish(_numbers(0, 3000))
+    until(query, lambda: _received(query) == 3000, "all is received")
+    query.stop()
+    before = len(rows())
+    for segment in (tmp_path / "spool").glob("*/*.arrow"):
+        segment.write_bytes(b"x" + segment.read_bytes()[1:])
+    query = start(read(maxOffsetsPerTrigger=1000))
+    publish([b"after"])
+    query.processAllAvailable()
+    assert [row.body for row in rows()][before:] == [b"after"]
+    report = json.loads(query.lastProgress.json)["sources"][0]["latestOffset"]
+    assert report["lostRows"] >= 3000 - before - 2
+
+
 def test_a_checkpoint_of_another_source_is_refused(read, start, tmp_path, spark):
     offsets = tmp_path / "out.checkpoint" / "offsets"
     query = start(read())

@@ -6,6 +6,7 @@ import time
 from urllib.parse import urlsplit
 
 import pytest
+from pyspark.sql.types import StructType
 
 from waiting import until
 
@@ -205,6 +206,8 @@ def _run(frame, **trigger):
     [
         ("body binary, rooting_key string", "there is no column rooting_key"),
         ("body string", "column body is binary, not string"),
+        ("body binary, body binary", "column body is there twice"),
+        (StructType([]), "it has no column"),
     ],
 )
 def test_a_schema_that_does_not_fit_is_refused_with_the_right_one(read, schema, message):

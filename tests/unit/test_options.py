@@ -64,6 +64,10 @@ def test_names_are_read_without_regard_to_case():
         ({"url": "http://h/"}, "the broker's URL begins with 'http://'"),
         ({"password": "p", "passwordFile": "/f"}, "options password and passwordFile: give one"),
         ({"passwordFile": "/no/such"}, "passwordFile=/no/such: cannot be read: No such file"),
+        ({"url": ""}, "option url: must not be empty"),
+        ({"spoolDir": " "}, "option spoolDir= : must not be empty"),
+        ({"maxSpoolBytes": "9" * 5000}, "must be a size above 0"),
+        ({"maxOffsetsPerTrigger": "9" * 5000}, "must be a number from 1"),
         ({"spoolDir": "nowhere://x"}, "option spoolDir=nowhere://x"),
     ],
 )

@@ -602,3 +602,13 @@ def test_an_empty_segment_with_a_matching_name_is_damaged(disk):
     Path(disk, spool.id, Segment(0, 1, 0).name).touch()
     with pytest.raises(SpoolDamaged, match="no Arrow file"):
         Spool.open(disk, spool.id)
+
+
+def test_a_sign_of_life_is_kept(disk):
+    with Spool.create(disk) as spool:
+        long_ago = time.time() - 1000
+        for file in os.scandir(os.path.join(disk, spool.id)):
+            os.utime(file.path, (long_ago, long_ago))
+        spool.touch()
+    with Spool.open(disk, spool.id) as again:
+        assert again.last_active > long_ago + 900
