@@ -122,7 +122,15 @@ def subscriber(url: str, tmp_path: Path) -> Iterator[Callable[..., subprocess.Po
     def begin(name: str, *, broker_url: str = url, **options: Any) -> subprocess.Popen[bytes]:
         command = [sys.executable, str(SUBSCRIBER), str(tmp_path / name)]
         command += [f"{key}={value}" for key, value in options.items()]
-        environment = {**os.environ, "FANOUT_URL": broker_url, "PYSPARK_PYTHON": sys.executable}
+        environment = {
+            **os.environ,
+            "FANOUT_URL": broker_url,
+            "PYSPARK_PYTHON": sys.executable,
+            # What a kill leaves is the test's own.
+            "SPARK_LOCAL_DIRS": str(tmp_path),
+            "TMPDIR": str(tmp_path),
+            "JDK_JAVA_OPTIONS": f"-Djava.io.tmpdir={tmp_path}",
+        }
         log = open(tmp_path / f"{name}.log", "ab")  # noqa: SIM115
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log,
