@@ -81,9 +81,16 @@ def end_all(home: Path) -> None:
     if node in _members(home):
         _signal(node, signal.SIGTERM)
         _wait_for_end(STOP_TIMEOUT_SECONDS, lambda: node not in _members(home))
-    for pid in _members(home):
+    _wait_for_end(STOP_TIMEOUT_SECONDS, lambda: not _kill(home))
+
+
+def _kill(home: Path) -> list[int]:
+    """By force, whoever is there. To be called until there is nobody: those who start something
+    may have done so while we looked."""
+    members = _members(home)
+    for pid in members:
         _signal(pid, signal.SIGKILL)
-    _wait_for_end(STOP_TIMEOUT_SECONDS, lambda: not _members(home))
+    return members
 
 
 def control(process: dict[str, Any], *arguments: str) -> str:
