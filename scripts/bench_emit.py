@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
-from collections.abc import Callable
 from uuid import uuid4
 
 import pika
@@ -22,6 +20,7 @@ from fanout_source.connection import open_connection
 from fanout_source.log_record import Message
 from fanout_source.publisher import Publisher
 from machine import SetupError
+from measured import Measured
 from program import run
 from progress import Progress
 from sample_logs import sample_logs
@@ -41,25 +40,6 @@ def send_with_pika(address: BrokerAddress, exchange: str, messages: list[Message
     connection.close()
 
 
-class Measured:
-    def __init__(self, name: str, send: Callable[..., None]) -> None:
-        self.name, self.send = name, send
-        self.seconds: list[float] = []
-        self.cpu_seconds: list[float] = []
-
-    def run(self, address: BrokerAddress, exchange: str, messages: list[Message]) -> None:
-        wall, cpu = time.perf_counter(), time.process_time()
-        self.send(address, exchange, messages)
-        self.seconds.append(time.perf_counter() - wall)
-        self.cpu_seconds.append(time.process_time() - cpu)
-
-    def rate(self, count: int) -> float:
-        return count / statistics.median(self.seconds)
-
-    def cpu_us(self, count: int) -> float:
-        return statistics.median(self.cpu_seconds) / count * 1e6
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=100_000)
@@ -69,8 +49,8 @@ def main() -> None:
     address = broker.start().address
     exchange = f"bench-{uuid4().hex[:8]}"
     messages = list(sample_logs(count, size=200, seed=1))
-    ours = Measured("fanout_source, confirms", send_with_ours)
-    bare = Measured("bare pika, no confirms", send_with_pika)
+    ours, bare = Measured("fanout_source, confirms"), Measured("bare pika, no confirms")
+    senders = {ours: send_with_ours, bare: send_with_pika}
     watcher = open_connection(address)
     channel = watcher.channel()
     try:
@@ -80,7 +60,8 @@ def main() -> None:
         with Progress("rounds", 2 * arguments.rounds) as progress:
             for turn in range(arguments.rounds):
                 for place, side in enumerate((bare, ours) if turn % 2 else (ours, bare)):
-                    side.run(address, exchange, messages)
+                    with side.time():
+                        senders[side](address, exchange, messages)
                     _require_all(watcher, channel, queue, count)
                     channel.queue_purge(queue)
                     progress.update(2 * turn + place + 1)
@@ -109,8 +90,8 @@ def _report(ours: Measured, bare: Measured, count: int) -> None:
         "rate_ratio": round(ours.rate(count) / bare.rate(count), 2),
         "cpu_ratio": round(ours.cpu_us(count) / bare.cpu_us(count), 2),
         "messages": count,
-        "ours": {"per_second": round(ours.rate(count)), "cpu_us": round(ours.cpu_us(count), 1)},
-        "pika": {"per_second": round(bare.rate(count)), "cpu_us": round(bare.cpu_us(count), 1)},
+        "ours": ours.figures(count),
+        "pika": bare.figures(count),
     }
     print(json.dumps(figures))
 

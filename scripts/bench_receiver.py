@@ -21,8 +21,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 from uuid import uuid4
@@ -38,37 +37,13 @@ from fanout_source.publisher import Publisher
 from fanout_source.receiver import PREFETCH_COUNT, Receiver
 from fanout_source.spool import Spool, read_slice
 from fanout_source.subscription import Subscription
+from measured import Measured
 from program import run
 from progress import Progress
 from sample_logs import sample_logs
 
 ACK_EVERY = 4096
 CONSUMER_TAG = "fanout"
-
-
-class Measured:
-    """Seconds and CPU seconds of one side, of each round."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.seconds: list[float] = []
-        self.cpu_seconds: list[float] = []
-
-    @contextmanager
-    def time(self) -> Iterator[None]:
-        wall, cpu = time.perf_counter(), time.process_time()
-        yield
-        self.seconds.append(time.perf_counter() - wall)
-        self.cpu_seconds.append(time.process_time() - cpu)
-
-    def rate(self, count: int) -> float:
-        return count / statistics.median(self.seconds)
-
-    def cpu_us(self, count: int) -> float:
-        return statistics.median(self.cpu_seconds) / count * 1e6
-
-    def figures(self, count: int) -> dict[str, float]:
-        return {"per_second": round(self.rate(count)), "cpu_us": round(self.cpu_us(count), 2)}
 
 
 class Queue:

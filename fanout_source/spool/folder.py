@@ -10,6 +10,7 @@ import platform
 import secrets
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def absolute(location: str | os.PathLike[str]) -> str:
     return location if "://" in location else os.path.abspath(os.path.expanduser(location))
 
 
-class Folder:
+class Folder(ABC):
     """A flat folder of files that appear whole or not at all. Every failure is a `SpoolError`."""
 
     def __init__(self, system: fs.FileSystem, path: str) -> None:
@@ -82,28 +83,29 @@ class Folder:
         with self._explained("look for"):
             return bool(self._system.get_file_info(self.path).type == fs.FileType.Directory)
 
+    @abstractmethod
     def create(self) -> None:
         """Make it, and own it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def claim(self, busy_timeout_seconds: float = 0.0) -> None:
         """Own it from now on, or raise `SpoolBusy`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def release(self) -> None:
         """Own it no longer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def touch(self) -> None:
         """Leave a sign of life, where that is cheap."""
 
+    @abstractmethod
     def remove(self) -> None:
         """Delete it with all that is in it. Only for its owner."""
-        raise NotImplementedError
 
+    @abstractmethod
     def write(self, name: str, data: Any) -> None:
         """Durable under this name when it returns; raises when it is owned by another by now."""
-        raise NotImplementedError
 
     @contextlib.contextmanager
     def _explained(self, action: str, name: str = "") -> Iterator[None]:
@@ -243,6 +245,9 @@ class RemoteFolder(Folder):
 
     def release(self) -> None:
         self._token = ""
+
+    def touch(self) -> None:
+        """Not here: a request each time."""
 
     def write(self, name: str, data: Any) -> None:
         with self._explained("write", name):
