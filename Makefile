@@ -6,12 +6,18 @@ PY := .venv/bin/python
 READY := .venv/ready
 # As it was typed: make would otherwise expand what looks like a variable in it.
 override MSG := $(value MSG)
-export MSG
+override SQL := $(value SQL)
+export MSG SQL
+# What the jobs write, and what `make query` asks.
+LOGS ?= .run/logs
+SUBMIT = PATH="$(CURDIR)/.venv/bin:$$PATH" SPARK_CONF_DIR="$(CURDIR)/conf" \
+	FANOUT_URL="$$($(PY) scripts/broker.py url)" exec spark-submit
+SPOOL = --option spoolDir="$(CURDIR)/.run/spool"
 
 .PHONY: help
 help: ## Show this page
 	@echo "RabbitMQ publish/subscribe for Apache Spark. Targets:"; echo
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-21s %s\n", $$1, $$2}'
 
 $(READY): setup.cfg pyproject.toml conf/constraints.txt scripts/setup.sh
 	@scripts/setup.sh $(PYTHON)
@@ -30,6 +36,31 @@ broker-stop: $(READY) ## Stop the RabbitMQ that `make broker` started
 .PHONY: broker-status
 broker-status: $(READY) ## Say where the broker is
 	@$(PY) scripts/broker.py status
+
+.PHONY: demo
+demo: broker ## Two subscribers and 1,000 log records: to disk and to the screen at the same time
+	@$(PY) scripts/demo.py
+
+.PHONY: parquet
+parquet: broker ## Subscribe, and write to Parquet in .run/logs
+	@$(SUBMIT) jobs/logs_to_parquet.py --path "$(LOGS)" $(SPOOL) $(ARGS)
+
+.PHONY: console
+console: broker ## Subscribe, and show on the screen: make console ARGS="--severity warning"
+	@$(SUBMIT) jobs/logs_to_console.py $(ARGS)
+
+.PHONY: parallel
+parallel: broker ## Both in one application, to .run/parallel/logs: make parallel ARGS="--subscribers 2"
+	@$(SUBMIT) jobs/parallel_subscribers.py --path .run/parallel/logs $(SPOOL) $(ARGS)
+
+.PHONY: rates
+rates: broker ## Subscribe, and draw counts by severity and host in windows of time
+	@$(SUBMIT) jobs/severity_rates.py $(ARGS)
+
+.PHONY: query
+query: $(READY) ## Ask the Parquet output: make query SQL="SELECT severity, count(*) FROM logs GROUP BY 1"
+	@test -n "$$SQL" || { echo 'make query needs SQL: make query SQL="SELECT * FROM logs LIMIT 20"' >&2; exit 1; }
+	@$(PY) scripts/query.py "$(LOGS)" "$$SQL"
 
 .PHONY: emit
 emit: broker ## Publish one log message: make emit MSG="hello"
@@ -65,6 +96,13 @@ bench-source: broker ## Measure a trigger against Spark's own rate source, and a
 .PHONY: bench-memory
 bench-memory: broker ## Send ten million messages through a small spool, and watch the memory
 	@$(PY) scripts/bench_memory.py
+
+.PHONY: dist
+dist: $(READY) ## Build the wheel, and a zip for spark-submit --py-files
+	@rm -rf build dist
+	@$(PY) -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist .
+	@for wheel in dist/*.whl; do cp "$$wheel" "$${wheel%%-py3-*}.zip"; done # a wheel is a zip
+	@ls dist/*
 
 .PHONY: clean
 clean: ## Stop the broker and remove everything that was made here

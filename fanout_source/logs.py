@@ -21,7 +21,7 @@ _PREFIX = rf"(?is)^\s*({'|'.join((*SEVERITIES, *_OTHER_NAMES))})\s*:\s*(.*)$"
 
 
 def parse(messages: DataFrame) -> DataFrame:
-    """Replace the messages' columns by those of log records; `body` and `offset` stay behind them.
+    """The columns of log records instead of the messages'; `received_at`, `body`, `offset` stay.
 
     Needs the columns `body`, `headers`, `timestamp`, `received_at` and `offset`.
     """
@@ -50,9 +50,15 @@ def parse(messages: DataFrame) -> DataFrame:
         f.coalesce(known.host, f.try_element_at("headers", f.lit("host"))).alias("host"),
         known.logger.alias("logger"),
         f.coalesce(known.message, plain).alias("message"),
+        "received_at",
         "body",
         "offset",
     )
+
+
+def at_least(severity: str, records: DataFrame) -> DataFrame:
+    """The records of this severity and above; one that nobody knows counts as info."""
+    return records.where(rank(f.col("severity")) >= SEVERITIES.index(severity))
 
 
 def rank(severity: Column) -> Column:

@@ -18,6 +18,11 @@ def main() -> None:
     running = broker.running()
     if running is None:
         raise SetupError("no broker is running: make broker starts one")
+    show(running)
+
+
+def show(running: broker.Broker) -> None:
+    """Print the exchanges of a broker's virtual host, each with the queues behind it."""
     api = Management(running)
     vhost = running.address.vhost
     queues = {queue["name"]: queue for queue in api.get("queues", vhost)}

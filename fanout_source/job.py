@@ -1,0 +1,171 @@
+"""What the jobs have in common: arguments, a session, an end at a signal, errors in one line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
+from pyspark.errors import PySparkException
+from pyspark.java_gateway import ensure_callback_server_started
+from pyspark.logger import PySparkLogger
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from .datasource import FanoutDataSource
+from .errors import FanoutError
+
+_POLL_SECONDS = 0.2
+_OF_JAVA = re.compile(r"(?:Caused by: )?(?:[a-z]\w*\.)+[A-Z]\w*(?:Exception|Error): ")
+# They log an error that is raised as well, as a page of JSON.
+_SAY_IT_TWICE = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+_OURS = re.compile(r"fanout_source\.errors\.\w+: (.*)")
+
+
+class JobFailed(Exception):
+    """What a person reads when a job could not go on."""
+
+
+def run(main: Callable[[], None]) -> None:
+    """Run a job: exit code 0 when it was stopped or has ended, 1 with one line when it failed."""
+    name = os.path.basename(sys.argv[0]).removesuffix(".py")
+    try:
+        main()
+    except (JobFailed, FanoutError, PySparkException, Py4JError, OSError) as error:
+        _complain(f"{name}: {explain(error)}")
+        sys.exit(1)
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """A parser with what every subscriber needs to know."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--url", help="amqp://user:password@host:port/vhost (default: FANOUT_URL)")
+    parser.add_argument("--exchange", default="logs", help="default: logs")
+    parser.add_argument(
+        "--option", metavar="NAME=VALUE", type=_option, action="append", default=[],
+        help="any other option of the source, as often as you like",
+    )  # fmt: skip
+    return parser
+
+
+@contextmanager
+def session(name: str) -> Iterator[SparkSession]:
+    """A Spark session that ends with the job, whose Python workers are of this same Python."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    for logger in _SAY_IT_TWICE:
+        PySparkLogger.getLogger(logger).disabled = True
+    SparkContext._ensure_initialized()
+    _stop_at_signals()
+    spark = SparkSession.builder.appName(name).getOrCreate()
+    try:
+        # Spark finds it by itself, but with the Python that its JVM knows of.
+        spark.dataSource.register(FanoutDataSource)
+        yield spark
+    finally:
+        for query in spark.streams.active:
+            with suppress(PySparkException, Py4JError):
+                query.stop()
+        spark.stop()
+
+
+def subscribe(spark: SparkSession, given: argparse.Namespace, **defaults: str) -> DataFrame:
+    """The stream that the arguments ask for."""
+    options = {**defaults, "exchange": given.exchange, **dict(given.option)}
+    if given.url is not None:
+        options["url"] = given.url
+    return spark.readStream.format("fanout").options(**options).load()
+
+
+def await_end(queries: Sequence[StreamingQuery], *, may_end: bool = False) -> None:
+    """Until someone stops the job, a query fails, or, where they may, all have ended."""
+    while not _stopping.is_set():
+        for query in queries:
+            if not query.isActive and not _stopping.is_set():
+                _require_success(query, may_end)
+        if not any(query.isActive for query in queries):
+            return
+        _stopping.wait(_POLL_SECONDS)
+
+
+def explain(error: BaseException) -> str:
+    """The line in an error that a person needs: ours, where Spark has wrapped it in its own."""
+    text = str(getattr(error, "java_exception", error))
+    if ours := _OURS.search(text):
+        return ours[1].strip()
+    first = next((line.strip() for line in text.splitlines() if line.strip()), repr(error))
+    return _OF_JAVA.sub("", first)
+
+
+def _require_success(query: StreamingQuery, may_end: bool) -> None:
+    failure = query.exception()
+    if failure is not None:
+        raise JobFailed(f"query {query.name} failed: {explain(failure)}")
+    if not may_end:
+        raise JobFailed(f"query {query.name} ended, and nobody stopped it")
+
+
+def whole_number(least: int) -> Callable[[str], int]:
+    """The type of an argument that is a whole number, and no less than this."""
+
+    def convert(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} up")
+        return int(text)
+
+    return convert
+
+
+def _option(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not name or not separator:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+def _complain(line: str) -> None:
+    """Say it on stderr: under `spark-submit` that of the JVM, which sends ours to its stdout."""
+    gateway = SparkContext._gateway
+    if under_spark_submit() and gateway is not None:
+        gateway.jvm.System.err.println(line)
+    else:
+        print(line, file=sys.stderr)
+
+
+def under_spark_submit() -> bool:
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _stop_at_signals() -> None:
+    """Let Ctrl-C and SIGTERM end the job well, whichever process they reach.
+
+    Under `spark-submit` the JVM is the parent: it would die of a signal, and Python with it.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: _stopping.set())
+    gateway: Any = SparkContext._gateway
+    ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
+    java_signal = gateway.jvm.sun.misc.Signal
+    for name in ("INT", "TERM"):
+        java_signal.handle(java_signal(name), _handler)
+
+
+class _Handler:
+    def handle(self, _signal: Any) -> None:
+        _stopping.set()
+
+    class Java:
+        implements = ["sun.misc.SignalHandler"]  # noqa: RUF012
+
+
+_handler = _Handler()
+_stopping = threading.Event()

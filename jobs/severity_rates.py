@@ -1,0 +1,38 @@
+#!/usr/bin/env python3
+"""Counts log records by severity and host, in windows of time, and draws the counts.
+
+    spark-submit jobs/severity_rates.py --window "10 seconds"
+
+A window is drawn again whenever its counts have changed, until the watermark has passed it.
+"""
+
+import tempfile
+
+from pyspark.sql import functions as f
+
+from fanout_source import console, job, logs
+
+
+def main() -> None:
+    parser = job.arguments(__doc__)
+    parser.add_argument("--window", default="10 seconds", help="default: 10 seconds")
+    parser.add_argument(
+        "--watermark", default="1 minute", help="how late a record may be (default: 1 minute)"
+    )
+    parser.add_argument("--trigger", default="5 seconds", help="default: 5 seconds")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as spool, job.session("severity rates") as spark:
+        records = logs.parse(job.subscribe(spark, given, spoolDir=spool))
+        counts = (
+            # Nobody's clock is ahead of ours: one from the future would make all others late.
+            records.withColumn("time", f.least("time", "received_at"))
+            .withWatermark("time", given.watermark)
+            .groupBy(f.window("time", given.window), "severity", "host")
+            .count()
+        )
+        writer = console.draw(counts).queryName("rates").outputMode("update")
+        job.await_end([writer.trigger(processingTime=given.trigger).start()])
+
+
+if __name__ == "__main__":
+    job.run(main)

@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""Two subscribers and an emitter: logs to disk and to the screen at the same time.
+
+Ends with success when both subscribers got every record, once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Row, SparkSession
+
+import bindings
+import broker
+import local_spark
+from fanout_source.publisher import Publisher
+from fanout_source.severity import SEVERITIES
+from machine import SetupError
+from management import Management
+from program import run
+from sample_logs import sample_logs
+
+FOLDER = broker.RUN / "demo"
+LOGS = FOLDER / "logs"
+JOBS = local_spark.PROJECT / "jobs"
+COUNT = 1000
+RATE = 50
+PATIENCE_SECONDS = 60
+BOLD, GREEN, RED, PLAIN = "\x1b[1m", "\x1b[32m", "\x1b[31m", "\x1b[0m"
+COLOUR = re.compile(r"\x1b\[[\d;]*m")
+
+
+class Job:
+    """A job under `spark-submit`, whose lines are shown as they come."""
+
+    def __init__(self, name: str, url: str, *arguments: str) -> None:
+        self.name = name
+        self.lines: list[str] = []
+        self._log = FOLDER / f"{name}.log"
+        command = ["spark-submit", str(JOBS / f"{name}.py"), *arguments]
+        command += ["--option", f"spoolDir={FOLDER / 'spool'}"]
+        colour = {"FORCE_COLOR": "1"} if sys.stdout.isatty() else {}
+        with open(self._log, "wb") as log:
+            self._process = subprocess.Popen(
+                command, env=local_spark.environment(FANOUT_URL=url, **colour),
+                stdout=subprocess.PIPE, stderr=log, text=True, encoding="utf-8", errors="replace",
+                start_new_session=True,  # Ctrl-C is ours, and we pass it on
+            )  # fmt: skip
+        self._reader = threading.Thread(target=self._show, daemon=True)
+        self._reader.start()
+
+    def require_life(self) -> None:
+        if (code := self._process.poll()) is not None:
+            lines = self._log.read_text(errors="replace").strip().splitlines() or ["no output"]
+            raise SetupError(f"{self.name} ended with exit code {code}: {lines[-1]}")
+
+    def stop(self) -> None:
+        """End it as Ctrl-C would."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(PATIENCE_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        self._reader.join()
+
+    def _show(self) -> None:
+        for line in self._process.stdout or ():
+            self.lines.append(COLOUR.sub("", line.rstrip("\n")))
+            print(line, end="", flush=True)
+
+
+def main() -> int:
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir(parents=True)
+    used = broker.running() or broker.start()
+    print(f"{_bold('1. Two subscribers')}, each a Spark application: Parquet and console …")
+    with _subscribers(used) as (parquet, console):
+        print(
+            f"\n{_bold(f'2. {COUNT:,} log records')}, {RATE} a second, as the console shows them\n"
+        )
+        emitted = _emit(used, parquet, console)
+        _await(lambda: len(console.lines) >= COUNT, console)
+        print(f"\n{_bold('3. Who is subscribed')}\n")
+        bindings.show(used)
+        print(f"\n{_bold('4. What is on disk')}, read back from Parquet …\n")
+        with local_spark.session("demo") as spark:
+            rows = _await_rows(spark, parquet)
+    _draw(rows)
+    print(f"\n{_bold('5. What each subscriber got')}\n")
+    shown = (line.split(maxsplit=3)[-1] for line in console.lines)
+    complete = [
+        _compare("parquet", emitted, (row.message for row in rows)),
+        _compare("console", emitted, shown),
+    ]
+    return 0 if all(complete) else 1
+
+
+@contextmanager
+def _subscribers(used: broker.Broker) -> Iterator[tuple[Job, Job]]:
+    """Both jobs, subscribed; gone when this ends."""
+    before = _queues(used)
+    jobs: list[Job] = []
+    try:
+        jobs.append(Job("logs_to_parquet", used.url, "--path", str(LOGS), "--trigger", "2 seconds"))
+        jobs.append(Job("logs_to_console", used.url))
+        if not _await(lambda: len(_queues(used) - before) >= len(jobs), *jobs):
+            raise SetupError(f"the subscribers did not start: see the logs in {FOLDER}")
+        yield jobs[0], jobs[1]
+    finally:
+        for job in jobs:
+            job.stop()
+
+
+def _queues(used: broker.Broker) -> set[str]:
+    found = Management(used).get("bindings", used.address.vhost)
+    return {binding["destination"] for binding in found if binding["source"] == "logs"}
+
+
+def _emit(used: broker.Broker, *jobs: Job) -> Counter[str]:
+    """Publish the records, and tell what they said."""
+    said: Counter[str] = Counter()
+    started = time.monotonic()
+    with Publisher(used.address, "logs") as publisher:
+        for number, message in enumerate(sample_logs(COUNT)):
+            time.sleep(max(0.0, started + number / RATE - time.monotonic()))
+            for job in jobs:
+                job.require_life()
+            publisher.publish(*message)
+            said[json.loads(message.body)["message"]] += 1
+    return said
+
+
+def _await(condition: Callable[[], bool], *jobs: Job) -> bool:
+    """Whether it came true in good time, while these jobs ran."""
+    give_up = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < give_up:
+        if condition():
+            return True
+        for job in jobs:
+            job.require_life()
+        time.sleep(0.2)
+    return False
+
+
+def _await_rows(spark: SparkSession, parquet: Job) -> list[Row]:
+    rows: list[Row] = []
+
+    def read() -> bool:
+        try:
+            rows[:] = spark.read.parquet(str(LOGS)).drop("body").orderBy("offset").collect()
+        except AnalysisException:
+            return False  # nothing is written yet
+        return len(rows) >= COUNT
+
+    _await(read, parquet)
+    return rows
+
+
+def _draw(rows: list[Row]) -> None:
+    counts = Counter(row.severity for row in rows)
+    most = max(counts.values(), default=1)
+    for severity in SEVERITIES:
+        bar = "█" * round(40 * counts[severity] / most)
+        print(f"  {severity:9} {counts[severity]:6,} {bar}")
+    for label, row in (("first", rows[0]), ("last", rows[-1])) if rows else ():
+        print(f"  {label:9} {row.time:%H:%M:%S} {row.severity} {row.host}: {row.message}")
+    files = sum(1 for _ in LOGS.rglob("*.parquet"))
+    print(f"  {files} files in {LOGS.relative_to(local_spark.PROJECT)}")
+
+
+def _compare(name: str, emitted: Counter[str], got: Iterable[str]) -> bool:
+    """Say whether a subscriber got what was emitted, once; what others emitted does not count."""
+    ours = Counter(message for message in got if message in emitted)
+    total = emitted.total()
+    missing, doubled = (emitted - ours).total(), (ours - emitted).total()
+    verdict = (
+        _coloured(GREEN, "complete")
+        if not missing and not doubled
+        else _coloured(RED, f"{missing:,} missing, {doubled:,} doubled")
+    )
+    print(f"  {name:9} got {total - missing:,} of {total:,}: {verdict}")
+    return not missing and not doubled
+
+
+def _bold(text: str) -> str:
+    return _coloured(BOLD, text)
+
+
+def _coloured(colour: str, text: str) -> str:
+    return f"{colour}{text}{PLAIN}" if sys.stdout.isatty() else text
+
+
+if __name__ == "__main__":
+    run("demo", main)
