@@ -64,9 +64,11 @@ def session(name: str) -> Iterator[SparkSession]:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     for logger in _SAY_IT_TWICE:
         PySparkLogger.getLogger(logger).disabled = True
-    SparkContext._ensure_initialized()
     _stop_at_signals()
+    SparkContext._ensure_initialized()
+    _stop_at_signals_to_the_jvm()
     spark = SparkSession.builder.appName(name).getOrCreate()
+    _stop_at_signals()  # Spark has set its own
     try:
         # Spark finds it by itself, but with the Python that its JVM knows of.
         spark.dataSource.register(FanoutDataSource)
@@ -146,12 +148,13 @@ def under_spark_submit() -> bool:
 
 
 def _stop_at_signals() -> None:
-    """Let Ctrl-C and SIGTERM end the job well, whichever process they reach.
-
-    Under `spark-submit` the JVM is the parent: it would die of a signal, and Python with it.
-    """
+    """Let Ctrl-C and SIGTERM end the job well."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: _stopping.set())
+
+
+def _stop_at_signals_to_the_jvm() -> None:
+    """Under `spark-submit` the JVM is the parent: it would die of a signal, and Python with it."""
     gateway: Any = SparkContext._gateway
     ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
     java_signal = gateway.jvm.sun.misc.Signal
