@@ -74,6 +74,8 @@ def session(name: str) -> Iterator[SparkSession]:
         spark.dataSource.register(FanoutDataSource)
         yield spark
     finally:
+        # From here on everything is given up by intent, with a page of Java for each.
+        spark.sparkContext.setLogLevel("OFF")
         for query in spark.streams.active:
             with suppress(PySparkException, Py4JError):
                 query.stop()

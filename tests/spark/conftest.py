@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 from fanout_source.address import BrokerAddress
 from fanout_source.publisher import Publisher
 from proxy import Proxy
+from spark_processes import SHORT_LIVED, kept_in
 from waiting import until
 
 SUBSCRIBER = Path(__file__).with_name("subscriber.py")
@@ -27,6 +28,7 @@ SUBSCRIBER = Path(__file__).with_name("subscriber.py")
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_SUBMIT_OPTS"] = SHORT_LIVED
     folder = tmp_path_factory.mktemp("spark")
     settings = {
         "spark.ui.enabled": "false",
@@ -126,10 +128,7 @@ def subscriber(url: str, tmp_path: Path) -> Iterator[Callable[..., subprocess.Po
             **os.environ,
             "FANOUT_URL": broker_url,
             "PYSPARK_PYTHON": sys.executable,
-            # What a kill leaves is the test's own.
-            "SPARK_LOCAL_DIRS": str(tmp_path),
-            "TMPDIR": str(tmp_path),
-            "JDK_JAVA_OPTIONS": f"-Djava.io.tmpdir={tmp_path}",
+            **kept_in(tmp_path),
         }
         log = open(tmp_path / f"{name}.log", "ab")  # noqa: SIM115
         process = subprocess.Popen(

@@ -138,7 +138,7 @@ def test_a_query_that_ends_takes_what_had_been_received(read, start, rows, publi
 
 def test_progress_says_where_it_is_and_how_far_behind(read, start, publish, proxy, url):
     through = _through(proxy, url)
-    query = start(read(url=through, maxOffsetsPerTrigger=10))
+    query = start(read(url=through, maxOffsetsPerTrigger=50))
     first = _progress(query)["latestOffset"]
     assert first["queue"].startswith("amq.gen-")
     assert (first["gaps"], first["lastGap"], first["resubscriptions"]) == (0, None, 0)
