@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import signal
@@ -18,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Row, SparkSession
@@ -32,11 +34,7 @@ from management import Management
 from program import run
 from sample_logs import sample_logs
 
-FOLDER = broker.RUN / "demo"
-LOGS = FOLDER / "logs"
 JOBS = local_spark.PROJECT / "jobs"
-COUNT = 1000
-RATE = 50
 PATIENCE_SECONDS = 60
 BOLD, GREEN, RED, PLAIN = "\x1b[1m", "\x1b[32m", "\x1b[31m", "\x1b[0m"
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
@@ -45,12 +43,12 @@ COLOUR = re.compile(r"\x1b\[[\d;]*m")
 class Job:
     """A job under `spark-submit`, whose lines are shown as they come."""
 
-    def __init__(self, name: str, url: str, *arguments: str) -> None:
+    def __init__(self, name: str, url: str, folder: Path, *arguments: str) -> None:
         self.name = name
         self.lines: list[str] = []
-        self._log = FOLDER / f"{name}.log"
+        self._log = folder / f"{name}.log"
         command = ["spark-submit", str(JOBS / f"{name}.py"), *arguments]
-        command += ["--option", f"spoolDir={FOLDER / 'spool'}"]
+        command += ["--option", f"spoolDir={folder / 'spool'}"]
         colour = {"FORCE_COLOR": "1"} if sys.stdout.isatty() else {}
         with open(self._log, "wb") as log:
             self._process = subprocess.Popen(
@@ -83,24 +81,25 @@ class Job:
 
 
 def main() -> int:
-    argparse.ArgumentParser(description=__doc__).parse_args()
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    FOLDER.mkdir(parents=True)
+    given = _parse()
+    logs: Path = given.folder / "logs"
+    given.folder.mkdir(parents=True, exist_ok=True)
+    for left in ("logs", "logs.checkpoint", "spool"):
+        shutil.rmtree(given.folder / left, ignore_errors=True)
     used = broker.running() or broker.start()
-    print(f"{_bold('1. Two subscribers')}, each a Spark application: Parquet and console …")
-    with _subscribers(used) as (parquet, console):
-        print(
-            f"\n{_bold(f'2. {COUNT:,} log records')}, {RATE} a second, as the console shows them\n"
-        )
-        emitted = _emit(used, parquet, console)
-        _await(lambda: len(console.lines) >= COUNT, console)
-        print(f"\n{_bold('3. Who is subscribed')}\n")
+    _head("1. Two subscribers", ", each a Spark application: Parquet and console …")
+    with _subscribers(used, logs) as (parquet, console):
+        _head(f"2. {given.count:,} log records", f", {given.rate} a second, on the console")
+        emitted = _emit(used, given.count, given.rate, parquet, console)
+        _await(lambda: len(console.lines) >= given.count, console)
+        _head("3. Who is subscribed")
         bindings.show(used)
-        print(f"\n{_bold('4. What is on disk')}, read back from Parquet …\n")
+        _head("4. What is on disk", ", read back from Parquet …")
         with local_spark.session("demo") as spark:
-            rows = _await_rows(spark, parquet)
+            rows = _await_rows(spark, logs, given.count, parquet)
     _draw(rows)
-    print(f"\n{_bold('5. What each subscriber got')}\n")
+    print(f"  {sum(1 for _ in logs.rglob('*.parquet'))} files in {os.path.relpath(logs)}")
+    _head("5. What each subscriber got")
     shown = (line.split(maxsplit=3)[-1] for line in console.lines)
     complete = [
         _compare("parquet", emitted, (row.message for row in rows)),
@@ -109,16 +108,25 @@ def main() -> int:
     return 0 if all(complete) else 1
 
 
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=1000, help="records (default: 1000)")
+    parser.add_argument("--rate", type=int, default=50, help="records a second (default: 50)")
+    parser.add_argument("--folder", type=Path, default=broker.RUN / "demo", help="for its files")
+    return parser.parse_args()
+
+
 @contextmanager
-def _subscribers(used: broker.Broker) -> Iterator[tuple[Job, Job]]:
+def _subscribers(used: broker.Broker, logs: Path) -> Iterator[tuple[Job, Job]]:
     """Both jobs, subscribed; gone when this ends."""
     before = _queues(used)
     jobs: list[Job] = []
     try:
-        jobs.append(Job("logs_to_parquet", used.url, "--path", str(LOGS), "--trigger", "2 seconds"))
-        jobs.append(Job("logs_to_console", used.url))
+        to_logs = ("--path", str(logs), "--trigger", "2 seconds")
+        jobs.append(Job("logs_to_parquet", used.url, logs.parent, *to_logs))
+        jobs.append(Job("logs_to_console", used.url, logs.parent))
         if not _await(lambda: len(_queues(used) - before) >= len(jobs), *jobs):
-            raise SetupError(f"the subscribers did not start: see the logs in {FOLDER}")
+            raise SetupError(f"the subscribers did not start: see *.log in {logs.parent}")
         yield jobs[0], jobs[1]
     finally:
         for job in jobs:
@@ -130,13 +138,13 @@ def _queues(used: broker.Broker) -> set[str]:
     return {binding["destination"] for binding in found if binding["source"] == "logs"}
 
 
-def _emit(used: broker.Broker, *jobs: Job) -> Counter[str]:
+def _emit(used: broker.Broker, count: int, rate: int, *jobs: Job) -> Counter[str]:
     """Publish the records, and tell what they said."""
     said: Counter[str] = Counter()
     started = time.monotonic()
     with Publisher(used.address, "logs") as publisher:
-        for number, message in enumerate(sample_logs(COUNT)):
-            time.sleep(max(0.0, started + number / RATE - time.monotonic()))
+        for number, message in enumerate(sample_logs(count)):
+            time.sleep(max(0.0, started + number / rate - time.monotonic()))
             for job in jobs:
                 job.require_life()
             publisher.publish(*message)
@@ -156,15 +164,15 @@ def _await(condition: Callable[[], bool], *jobs: Job) -> bool:
     return False
 
 
-def _await_rows(spark: SparkSession, parquet: Job) -> list[Row]:
+def _await_rows(spark: SparkSession, logs: Path, count: int, parquet: Job) -> list[Row]:
     rows: list[Row] = []
 
     def read() -> bool:
         try:
-            rows[:] = spark.read.parquet(str(LOGS)).drop("body").orderBy("offset").collect()
+            rows[:] = spark.read.parquet(str(logs)).drop("body").orderBy("offset").collect()
         except AnalysisException:
             return False  # nothing is written yet
-        return len(rows) >= COUNT
+        return len(rows) >= count
 
     _await(read, parquet)
     return rows
@@ -178,8 +186,6 @@ def _draw(rows: list[Row]) -> None:
         print(f"  {severity:9} {counts[severity]:6,} {bar}")
     for label, row in (("first", rows[0]), ("last", rows[-1])) if rows else ():
         print(f"  {label:9} {row.time:%H:%M:%S} {row.severity} {row.host}: {row.message}")
-    files = sum(1 for _ in LOGS.rglob("*.parquet"))
-    print(f"  {files} files in {LOGS.relative_to(local_spark.PROJECT)}")
 
 
 def _compare(name: str, emitted: Counter[str], got: Iterable[str]) -> bool:
@@ -196,8 +202,8 @@ def _compare(name: str, emitted: Counter[str], got: Iterable[str]) -> bool:
     return not missing and not doubled
 
 
-def _bold(text: str) -> str:
-    return _coloured(BOLD, text)
+def _head(title: str, more: str = "") -> None:
+    print(f"\n{_coloured(BOLD, title)}{more}\n", flush=True)
 
 
 def _coloured(colour: str, text: str) -> str:
