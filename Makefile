@@ -81,6 +81,10 @@ lint: $(READY) ## Check style (ruff) and types (mypy)
 test: $(READY) ## Run all tests, with a broker of their own
 	@$(PY) -m pytest
 
+.PHONY: test-long
+test-long: $(READY) ## Run the tests that take minutes: kills under load, every job's mistakes, the demo
+	@$(PY) -m pytest -m long
+
 .PHONY: bench-emit
 bench-emit: broker ## Measure publishing against a bare pika loop
 	@$(PY) scripts/bench_emit.py

@@ -7,7 +7,9 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -24,6 +26,7 @@ from .datasource import FanoutDataSource
 from .errors import FanoutError
 
 _POLL_SECONDS = 0.2
+_BEGIN_SECONDS = 10.0
 _OF_JAVA = re.compile(r"(?:Caused by: )?(?:[a-z]\w*\.)+[A-Z]\w*(?:Exception|Error): ")
 # They log an error that is raised as well, as a page of JSON.
 _SAY_IT_TWICE = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
@@ -82,6 +85,11 @@ def session(name: str) -> Iterator[SparkSession]:
         spark.stop()
 
 
+def temporary_spool() -> tempfile.TemporaryDirectory[str]:
+    """A spool for a query without a lasting checkpoint: nobody could go on with it."""
+    return tempfile.TemporaryDirectory(prefix="fanout-", ignore_cleanup_errors=True)
+
+
 def subscribe(spark: SparkSession, given: argparse.Namespace, **defaults: str) -> DataFrame:
     """The stream that the arguments ask for."""
     options = {**defaults, "exchange": given.exchange, **dict(given.option)}
@@ -95,6 +103,7 @@ def await_end(queries: Sequence[StreamingQuery], *, may_end: bool = False) -> No
     while not _stopping.is_set():
         for query in queries:
             if not query.isActive and not _stopping.is_set():
+                _let_begin(queries)
                 _require_success(query, may_end)
         if not any(query.isActive for query in queries):
             return
@@ -108,6 +117,14 @@ def explain(error: BaseException) -> str:
         return ours[1].strip()
     first = next((line.strip() for line in text.splitlines() if line.strip()), repr(error))
     return _OF_JAVA.sub("", first)
+
+
+def _let_begin(queries: Sequence[StreamingQuery]) -> None:
+    """Wait for those that have just been started: one that is stopped then shows a traceback."""
+    deadline = time.monotonic() + _BEGIN_SECONDS
+    for query in queries:
+        while query.isActive and query.lastProgress is None and time.monotonic() < deadline:
+            _stopping.wait(_POLL_SECONDS)
 
 
 def _require_success(query: StreamingQuery, may_end: bool) -> None:

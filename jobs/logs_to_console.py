@@ -4,8 +4,6 @@
 spark-submit jobs/logs_to_console.py --severity warning
 """
 
-import tempfile
-
 from fanout_source import console, job, logs
 from fanout_source.severity import SEVERITIES
 
@@ -15,7 +13,7 @@ def main() -> None:
     parser.add_argument("--severity", choices=SEVERITIES, default="debug", help="this and above")
     parser.add_argument("--raw", action="store_true", help="as Spark's own console table")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as spool, job.session("logs to console") as spark:
+    with job.temporary_spool() as spool, job.session("logs to console") as spark:
         records = logs.parse(job.subscribe(spark, given, spoolDir=spool))
         records = logs.at_least(given.severity, records)
         writer = console.table(records) if given.raw else console.show(records)

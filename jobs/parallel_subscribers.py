@@ -7,8 +7,6 @@ Each query has a queue of its own and gets every record. Further subscribers wri
 their own beside the first: logs-2, logs-3 and so on.
 """
 
-import tempfile
-
 from fanout_source import console, job, logs, parquet
 
 
@@ -21,7 +19,7 @@ def main() -> None:
     )  # fmt: skip
     given = parser.parse_args()
     suffixes = ["", *(f"-{number}" for number in range(2, given.subscribers + 2))]
-    with tempfile.TemporaryDirectory() as spool, job.session("parallel subscribers") as spark:
+    with job.temporary_spool() as spool, job.session("parallel subscribers") as spark:
         records = logs.parse(job.subscribe(spark, given, spoolDir=spool))
         writers = [console.show(records).queryName("console")]
         for suffix in suffixes:

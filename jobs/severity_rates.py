@@ -6,8 +6,6 @@
 A window is drawn again whenever its counts have changed, until the watermark has passed it.
 """
 
-import tempfile
-
 from pyspark.sql import functions as f
 
 from fanout_source import console, job, logs
@@ -21,7 +19,7 @@ def main() -> None:
     )
     parser.add_argument("--trigger", default="5 seconds", help="default: 5 seconds")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as spool, job.session("severity rates") as spark:
+    with job.temporary_spool() as spool, job.session("severity rates") as spark:
         records = logs.parse(job.subscribe(spark, given, spoolDir=spool))
         counts = (
             # Nobody's clock is ahead of ours: one from the future would make all others late.

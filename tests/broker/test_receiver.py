@@ -419,7 +419,7 @@ def _queued(management, vhost):
 def test_at_its_limit_the_rest_waits_in_the_broker(
     address, spool, publish, eventually, management, vhost
 ):
-    limit, count = 200_000, 20_000
+    limit, count = 2_000_000, 60_000  # a limit that small pieces do not overshoot
     with Receiver(address, spool, max_spool_bytes=limit, prefetch_count=500) as receiver:
         publish(_numbers(0, count))
         eventually(lambda: receiver.status().paused, "it pauses")

@@ -10,6 +10,7 @@ import local_spark
 from spark_processes import kept_in
 
 
+@pytest.mark.long
 def test_both_subscribers_get_every_record(script, url, broker, tmp_path, bound_queues):
     environment = local_spark.environment(
         FANOUT_URL=url, FANOUT_MANAGEMENT_URL=broker.management_url, **kept_in(tmp_path)

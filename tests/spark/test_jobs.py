@@ -176,6 +176,7 @@ def test_many_queries_in_one_job_and_one_that_fails(submit, emit, bound_queues, 
     wait_until(lambda: not bound_queues(), "nobody is subscribed")
 
 
+@pytest.mark.long
 def test_a_mistake_is_one_line(submit, tmp_path):
     (tmp_path / "file").touch()
     to_file = ("--path", tmp_path / "file" / "logs")

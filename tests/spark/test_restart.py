@@ -145,11 +145,12 @@ def test_the_planner_ends_with_its_driver(subscriber, eventually, bound_queues, 
     eventually(lambda: management.get("queues", vhost) == [], "the queue is gone")
 
 
+@pytest.mark.long
 def test_every_acked_message_is_in_parquet_once_through_kills_of_the_driver(
     subscriber, address, url, publish, rows, eventually, bound_queues, management, vhost
 ):
     """Asks a witness between the query and the broker which messages were acked."""
-    kills = int(os.environ.get("FANOUT_KILLS", "2"))
+    kills = int(os.environ.get("FANOUT_KILLS", "3"))
     seed = int(os.environ.get("FANOUT_SEED", "0")) or random.randrange(1 << 32)
     print(f"seed {seed}")  # shown when the test fails
     moments = random.Random(seed)
