@@ -30,6 +30,8 @@ _BEGIN_SECONDS = 10.0
 _OF_JAVA = re.compile(r"(?:Caused by: )?(?:[a-z]\w*\.)+[A-Z]\w*(?:Exception|Error): ")
 # They log an error that is raised as well, as a page of JSON.
 _SAY_IT_TWICE = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+# What a traceback ends with.
+_OF_PYTHON = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)")
 _OURS = re.compile(r"fanout_source\.errors\.\w+: (.*)")
 
 
@@ -73,8 +75,7 @@ def session(name: str) -> Iterator[SparkSession]:
     spark = SparkSession.builder.appName(name).getOrCreate()
     _stop_at_signals()  # Spark has set its own
     try:
-        # Spark finds it by itself, but with the Python that its JVM knows of.
-        spark.dataSource.register(FanoutDataSource)
+        _register(spark)
         yield spark
     finally:
         # From here on everything is given up by intent, with a page of Java for each.
@@ -83,6 +84,14 @@ def session(name: str) -> Iterator[SparkSession]:
             with suppress(PySparkException, Py4JError):
                 query.stop()
         spark.stop()
+
+
+def _register(spark: SparkSession) -> None:
+    """Spark finds the source by itself, but with the Python that its JVM knows of."""
+    package = os.path.dirname(os.path.dirname(__file__))
+    if not os.path.isdir(package):  # a zip of --py-files, into which Spark's planner does not look
+        spark.sparkContext.environment["PYTHONPATH"] = package
+    spark.dataSource.register(FanoutDataSource)
 
 
 def temporary_spool() -> tempfile.TemporaryDirectory[str]:
@@ -115,6 +124,8 @@ def explain(error: BaseException) -> str:
     text = str(getattr(error, "java_exception", error))
     if ours := _OURS.search(text):
         return ours[1].strip()
+    if raised := _OF_PYTHON.search(text):
+        return raised[1]
     first = next((line.strip() for line in text.splitlines() if line.strip()), repr(error))
     return _OF_JAVA.sub("", first)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +21,8 @@ from pyspark.sql.types import StructType
 from fanout_source.address import BrokerAddress
 from fanout_source.publisher import Publisher
 from proxy import Proxy
-from spark_processes import SHORT_LIVED, kept_in
+from sample_logs import sample_logs
+from spark_processes import SHORT_LIVED, Job, kept_in
 from waiting import until
 
 SUBSCRIBER = Path(__file__).with_name("subscriber.py")
@@ -144,3 +147,32 @@ def subscriber(url: str, tmp_path: Path) -> Iterator[Callable[..., subprocess.Po
         if process.poll() is None:
             process.stdin.close()  # type: ignore[union-attr]
             process.wait(60)
+
+
+@pytest.fixture
+def submit(url: str, tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Starts a job under `spark-submit`, with what it leaves behind in `<folder>`."""
+    started: list[Job] = []
+
+    def begin(
+        name: str, *arguments: object, broker_url: str = url, folder: str = "job", **spark: Any
+    ) -> Job:
+        started.append(Job(name, arguments, broker_url, tmp_path / folder, **spark))
+        return started[-1]
+
+    yield begin
+    for job in started:
+        if job.process.poll() is None:
+            job.end(signal.SIGKILL)
+
+
+@pytest.fixture
+def emit(publish) -> Callable[[int], list[str]]:
+    """Publishes generated records; returns what they say."""
+
+    def send(count: int) -> list[str]:
+        bodies = [record.body for record in sample_logs(count)]
+        publish(bodies)
+        return [json.loads(body)["message"] for body in bodies]
+
+    return send

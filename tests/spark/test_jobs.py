@@ -1,103 +1,22 @@
 """The jobs as people run them: under spark-submit, each a process of its own."""
 
-import json
-import os
-import re
 import shutil
 import signal
-import subprocess
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
-from pyspark.errors import AnalysisException
 
-import local_spark
 from fanout_source import logs, parquet
 from fanout_source.errors import OptionError
 from fanout_source.severity import SEVERITIES
-from sample_logs import sample_logs
-from spark_processes import kept_in
+from spark_processes import JOBS, written
 from waiting import until, wait_until
 
-JOBS = local_spark.PROJECT / "jobs"
 ALL = sorted(job.stem for job in JOBS.glob("*.py"))
 WRITE_PARQUET = ("logs_to_parquet", "parallel_subscribers")
-NOISE = re.compile("Using incubator modules|Current batch is falling behind")
-
-
-class Job:
-    """A job that runs, and what it has said."""
-
-    def __init__(self, name: str, url: str, folder: Path, *arguments: object) -> None:
-        self.name = name
-        self._out, self._err = (folder / f"{name}.{end}" for end in ("out", "err"))
-        environment = local_spark.environment(
-            FANOUT_URL=url,
-            XDG_STATE_HOME=str(folder),
-            **kept_in(folder),
-        )
-        # Without the caller's help: the jobs find their Python by themselves.
-        del environment["PYSPARK_PYTHON"]
-        with open(self._out, "wb") as out, open(self._err, "wb") as err:
-            self.process = subprocess.Popen(
-                ["spark-submit", JOBS / f"{name}.py", *map(str, arguments)],
-                env=environment, stdout=out, stderr=err, start_new_session=True, cwd=folder,
-            )  # fmt: skip
-
-    @property
-    def lines(self) -> list[str]:
-        return self._out.read_text().splitlines()
-
-    @property
-    def errors(self) -> list[str]:
-        return [line for line in self._err.read_text().splitlines() if not NOISE.search(line)]
-
-    def end(self, how: signal.Signals) -> int:
-        """Send the signal to every process of the job; its exit code."""
-        os.killpg(self.process.pid, how)
-        return self.process.wait(60)
-
-
-@pytest.fixture
-def submit(url: str, tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    started: list[Job] = []
-
-    def begin(name: str, *arguments: object, broker_url: str = url, folder: str = "job") -> Job:
-        own = tmp_path / folder
-        own.mkdir(exist_ok=True)
-        started.append(Job(name, broker_url, own, *arguments))
-        return started[-1]
-
-    yield begin
-    for job in started:
-        if job.process.poll() is None:
-            job.end(signal.SIGKILL)
-
-
-@pytest.fixture
-def emit(publish) -> Callable[[int], list[str]]:
-    """Publishes generated records; returns what they say."""
-
-    def send(count: int) -> list[str]:
-        bodies = [record.body for record in sample_logs(count)]
-        publish(bodies)
-        return [json.loads(body)["message"] for body in bodies]
-
-    return send
 
 
 def messages(lines: list[str]) -> list[str]:
     return [line.split(maxsplit=3)[3] for line in lines]
-
-
-def written(spark, path) -> list[str]:
-    """What is in a job's Parquet output, in the order of receipt."""
-    try:
-        rows = spark.read.parquet(str(path)).orderBy("offset").collect()
-    except AnalysisException:
-        return []  # no batch has been committed yet
-    return [row.message for row in rows]
 
 
 def test_disk_and_screen_at_the_same_time(submit, emit, publish, bound_queues, spark, tmp_path):

@@ -76,6 +76,12 @@ def test_counts_are_drawn_by_window_with_the_worst_first():
         ("\n\nfirst\nsecond", "first"),
         ("java.io.IOException: mkdir of /x failed\n\tat java.base/…", "mkdir of /x failed"),
         (
+            "[SOME_ERROR] Failed to plan: Traceback (most recent call last):\n"
+            '  File "x.py", line 1, in main\n    command()\n    ^^^^^\n'
+            "ModuleNotFoundError: No module named 'pyarrow'\n SQLSTATE: 38000",
+            "ModuleNotFoundError: No module named 'pyarrow'",
+        ),
+        (
             "[STREAM_FAILED] … org.apache.spark.api.python.PythonException: Traceback\n"
             "fanout_source.errors.BrokerUnreachable: no broker listens at h:1: start it\nat …",
             "no broker listens at h:1: start it",
