@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
 from .errors import OptionError
+from .tls import Tls
 
 LOCAL_BROKER = "amqp://guest:guest@127.0.0.1:5672/%2F"
 _DEFAULT_PORTS = {"amqp": 5672, "amqps": 5671}
+_BETWEEN_URLS = re.compile(r"\s*,\s*(?=amqps?://)", re.IGNORECASE)
 _WRITE = "write amqp://user:password@host:5672/vhost"
 _ENCODE = "and percent-encode / ? # @ : % inside a password or virtual host (/ is %2F)"
 
 
 @dataclass(frozen=True)
 class BrokerAddress:
-    """One broker, one virtual host, one account. `str()` and `repr()` hold no password."""
+    """One node, one virtual host, one account. `str()` and `repr()` hold no password."""
 
     host: str
     port: int
     vhost: str = "/"
     username: str = "guest"
     password: str = field(default="guest", repr=False)
-    tls: bool = False
+    tls: Tls | None = None
+    by_certificate: bool = False  # log in as whom our certificate names, without a password
+    names_account: bool = field(default=True, repr=False, compare=False)
+
+    @classmethod
+    def parse_all(cls, urls: str) -> tuple[BrokerAddress, ...]:
+        """The nodes of one cluster, as URLs with commas between them."""
+        addresses = tuple(cls.parse(url) for url in _BETWEEN_URLS.split(urls))
+        if len({address.vhost for address in addresses}) > 1:
+            raise OptionError(
+                "the broker's URLs name different virtual hosts: several URLs are the nodes of one "
+                "cluster, with the same exchanges and queues"
+            )
+        return addresses
 
     @classmethod
     def parse(cls, url: str) -> BrokerAddress:
@@ -67,7 +83,8 @@ class BrokerAddress:
             vhost=vhost,
             username=_decode("user name", parts.username, "guest"),
             password=_decode("password", parts.password, "guest"),
-            tls=parts.scheme == "amqps",
+            names_account=parts.username is not None,
+            tls=Tls() if parts.scheme == "amqps" else None,
         )
 
     @classmethod

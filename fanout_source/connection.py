@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import re
 import socket
 import ssl
 import sys
@@ -22,11 +23,25 @@ from pika import exceptions as amqp
 from pika.adapters.utils import connection_workflow as workflow
 
 from .address import BrokerAddress
-from .errors import BrokerError, BrokerRefused, BrokerUnreachable, ConnectionLost
+from .errors import BrokerError, BrokerRefused, BrokerUnreachable, ConnectionLost, QueueBusy
 
+# Patterns of what an account may configure, write and read.
+Rights = tuple[str, str, str]
+ANY_RIGHTS: Rights = (".*", ".*", ".*")
 CONNECTION_TIMEOUT_SECONDS = 5.0
 HEARTBEAT_SECONDS = 30
 CLOSE_TIMEOUT_SECONDS = 2.0
+_UNKNOWN_AUTHORITY = "; set tls.caFile to the authority that has signed it"
+_CERTIFICATE_REMEDIES = {  # by the codes of OpenSSL
+    10: "; the broker needs a new one",
+    18: _UNKNOWN_AUTHORITY,
+    19: _UNKNOWN_AUTHORITY,
+    20: _UNKNOWN_AUTHORITY,
+    21: _UNKNOWN_AUTHORITY,
+    62: "; use a name that it has, or tls.verifyHostname=false",
+    64: "; use a name that it has, or tls.verifyHostname=false",
+}
+_WANTS_CERTIFICATE = re.compile("alert (certificate required|bad certificate|unknown ca)", re.I)
 _TEMPORARY = (320, 541)  # CONNECTION_FORCED: it shuts down; INTERNAL_ERROR: it starts
 
 # What pika logs, our errors say in one line. Programs that configure logging still get it;
@@ -46,7 +61,7 @@ def open_connection(
         host=address.host,
         port=address.port,
         virtual_host=address.vhost,
-        credentials=pika.PlainCredentials(address.username, address.password),
+        credentials=_credentials(address),
         ssl_options=_ssl_options(address),
         heartbeat=heartbeat_seconds,
         socket_timeout=timeout_seconds,
@@ -86,22 +101,30 @@ def close_quietly(connection: pika.BlockingConnection) -> None:
 
 
 @contextmanager
-def explained(address: BrokerAddress, doing: str) -> Iterator[None]:
+def explained(address: BrokerAddress, doing: str, rights: Rights = ANY_RIGHTS) -> Iterator[None]:
     """Turn pika's errors about an open connection into a `BrokerError` that says `doing` what."""
     try:
         yield
     except (amqp.AMQPError, OSError) as error:
-        raise explain(error, address, doing) from error
+        raise explain(error, address, doing, rights) from error
 
 
-def explain(error: BaseException, address: BrokerAddress, doing: str) -> BrokerError:
-    """The one-line error for something that went wrong on an open connection."""
+def explain(
+    error: BaseException, address: BrokerAddress, doing: str, rights: Rights = ANY_RIGHTS
+) -> BrokerError:
+    """The one-line error for something that went wrong on an open connection. `rights` are those
+    that would be enough for it."""
     if isinstance(error, BrokerError):
         return error
     if isinstance(error, amqp.ChannelClosedByBroker):
+        if "in exclusive use" in error.reply_text:
+            return QueueBusy(
+                f"{doing}: another consumer has the queue on the broker at {address} "
+                f"({error.reply_text}): stop that one, or choose another queue"
+            )
+        remedy = f"; {grant(address, rights)}" if error.reply_code == 403 else ""
         return BrokerRefused(
-            f"{doing}: the broker at {address} refused it: {error.reply_text}"
-            + _remedy(error, address)
+            f"{doing}: the broker at {address} refused it: {error.reply_text}{remedy}"
         )
     if isinstance(error, amqp.ConnectionClosedByBroker):
         temporary = error.reply_code in _TEMPORARY
@@ -115,13 +138,14 @@ def explain(error: BaseException, address: BrokerAddress, doing: str) -> BrokerE
     )
 
 
-def _remedy(error: amqp.ChannelClosedByBroker, address: BrokerAddress) -> str:
-    if error.reply_code == 403:
-        return (
-            f"; grant it with: rabbitmqctl set_permissions -p '{address.vhost}' "
-            f"'{address.username}' '.*' '.*' '.*' (or narrower patterns)"
-        )
-    return ""
+def grant(address: BrokerAddress, rights: Rights) -> str:
+    """What to do about rights that an account does not have."""
+    narrower = " (or narrower patterns)" if rights == ANY_RIGHTS else ""
+    patterns = " ".join(f"'{pattern}'" for pattern in rights)
+    return (
+        f"grant it with: rabbitmqctl set_permissions -p '{address.vhost}' "
+        f"'{address.username}' {patterns}{narrower}"
+    )
 
 
 def _explain_failed_open(error: Exception, address: BrokerAddress) -> BrokerError:
@@ -131,16 +155,10 @@ def _explain_failed_open(error: Exception, address: BrokerAddress) -> BrokerErro
             f"the connection to the broker at {address.endpoint} ended during the login: "
             "if that goes on, check the user name and the password"
         )
-    if isinstance(root, (amqp.ProbableAuthenticationError, amqp.AuthenticationError)):
-        return BrokerRefused(
-            f"the broker at {address.endpoint} refused the login of user {address.username!r}: "
-            "check the user name and the password"
-        )
-    if isinstance(root, amqp.ConnectionClosedByBroker) and root.reply_code == 403:
-        return BrokerRefused(
-            f"the broker at {address.endpoint} refused the login of user {address.username!r}: "
-            "check the user name and the password"
-        )
+    if isinstance(root, (amqp.ProbableAuthenticationError, amqp.AuthenticationError)) or (
+        isinstance(root, amqp.ConnectionClosedByBroker) and root.reply_code == 403
+    ):
+        return BrokerRefused(_refused_login(address))
     if isinstance(root, amqp.ConnectionClosedByBroker) and root.reply_code in _TEMPORARY:
         return BrokerUnreachable(
             f"the broker at {address.endpoint} is not ready: {root.reply_text}"
@@ -150,7 +168,12 @@ def _explain_failed_open(error: Exception, address: BrokerAddress) -> BrokerErro
     if isinstance(root, ssl.SSLCertVerificationError):
         return BrokerRefused(
             f"the certificate of the broker at {address.endpoint} was not accepted: "
-            f"{root.verify_message}"
+            f"{root.verify_message.rstrip('.')}{_CERTIFICATE_REMEDIES.get(root.verify_code, '')}"
+        )
+    if isinstance(root, ssl.SSLError) and _WANTS_CERTIFICATE.search(str(root)):
+        return BrokerRefused(
+            f"the broker at {address.endpoint} did not accept our certificate, or wants one: "
+            "set tls.certFile and tls.keyFile to one that its authority has signed"
         )
     if isinstance(root, (socket.gaierror, UnicodeError)):  # UnicodeError: no possible name
         return BrokerUnreachable(
@@ -174,6 +197,19 @@ def _explain_failed_open(error: Exception, address: BrokerAddress) -> BrokerErro
     return BrokerUnreachable(
         f"{address.endpoint} does not speak AMQP 0-9-1 with us: {root or type(root).__name__}; "
         "check the port (5672 is usual) and whether it wants TLS (amqps://)"
+    )
+
+
+def _refused_login(address: BrokerAddress) -> str:
+    if address.by_certificate:
+        return (
+            f"the broker at {address.endpoint} refused the login with our certificate: does it "
+            "have the plugin rabbitmq_auth_mechanism_ssl, the mechanism EXTERNAL, and a user of "
+            "the certificate's name?"
+        )
+    return (
+        f"the broker at {address.endpoint} refused the login of user {address.username!r}: "
+        "check the user name and the password"
     )
 
 
@@ -212,10 +248,16 @@ def _root(error: BaseException) -> BaseException:
         error = inner
 
 
+def _credentials(address: BrokerAddress) -> Any:
+    if address.by_certificate:
+        return pika.credentials.ExternalCredentials()
+    return pika.PlainCredentials(address.username, address.password)
+
+
 def _ssl_options(address: BrokerAddress) -> pika.SSLOptions | None:
-    if not address.tls:
+    if address.tls is None:
         return None
-    return pika.SSLOptions(ssl.create_default_context(), address.host)
+    return pika.SSLOptions(address.tls.context(), address.host)
 
 
 def _connection_name() -> str:

@@ -5,6 +5,7 @@
     ├── BrokerError             the broker could not do it
     │   ├── BrokerUnreachable   nobody answers: trying again may help
     │   ├── BrokerRefused       the broker said no: trying again will not help
+    │   ├── QueueBusy           another consumer has the queue: trying again may help
     │   ├── ConnectionLost      it worked, then it ended: trying again may help
     │   └── PublishFailed       messages that the broker did not confirm
     └── SpoolError              the spool's folder could not do it
@@ -36,6 +37,10 @@ class BrokerUnreachable(BrokerError):
 
 class BrokerRefused(BrokerError):
     """The broker answered and said no."""
+
+
+class QueueBusy(BrokerError):
+    """A queue that belongs to one subscriber has another one."""
 
 
 class ConnectionLost(BrokerError):

@@ -22,7 +22,7 @@ class Flow:
         max_buffered_bytes: int = MAX_BUFFERED_BYTES,
     ) -> None:
         self.window = self._prefetch_count = prefetch_count
-        self._max_spool_bytes = max_spool_bytes
+        self.max_spool_bytes = max_spool_bytes
         self._max_buffered_bytes = max_buffered_bytes
         self._window_bytes = min(max_buffered_bytes // 2, max_spool_bytes // 8)
         self._stop_at = self._refuse_at = 0
@@ -31,7 +31,7 @@ class Flow:
 
     def start(self, spool_bytes: int) -> int | None:
         """The prefetch count with which a consumer may start now; None when there is no room."""
-        limit = self._max_spool_bytes
+        limit = self.max_spool_bytes
         if spool_bytes < limit // 2:
             self._stop_at, self._refuse_at = limit * 3 // 4, limit
         elif self._sip_wanted:

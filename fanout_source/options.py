@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .address import BrokerAddress
+from .address import LOCAL_BROKER, BrokerAddress
 from .errors import OptionError
 from .spool import default_location
 from .spool.folder import absolute, open_folder
-from .topology import DECLARE_MODES, require_exchange_name
+from .subscription import Subscription
+from .tls import Tls
+from .topology import DECLARE_MODES, require_exchange_name, require_name
 
 _BYTES = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -67,15 +70,39 @@ def _one_of(*choices: str) -> Callable[[str], str]:
     return read
 
 
-def _exchange(value: str) -> str:
-    require_exchange_name(value)
+def _exchanges(value: str) -> tuple[str, ...]:
+    names = _list(value)
+    for name in names:
+        require_exchange_name(name)
+    return names
+
+
+def _routing_keys(value: str) -> tuple[str, ...]:
+    keys = _list(value)
+    for key in keys:
+        require_name("routing key", key)
+    return keys
+
+
+def _list(value: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip() for part in value.split(",")))
+
+
+def _queue(value: str) -> str:
+    require_name("queue", _text(value))
+    if value.startswith("amq."):
+        raise OptionError("names that begin with 'amq.' are the broker's own: choose another")
     return value
 
 
-def _fanout(value: str) -> str:
-    if value.lower() != "fanout":
-        raise OptionError("only fanout exchanges can be subscribed to")
-    return "fanout"
+def _json_object(value: str) -> dict[str, Any]:
+    try:
+        read = json.loads(value)
+    except ValueError:
+        read = None
+    if not isinstance(read, dict):
+        raise OptionError('must be a JSON object, such as {"x-message-ttl": 60000}')
+    return read
 
 
 def _location(value: str) -> str:
@@ -110,6 +137,15 @@ def _option(
     )
 
 
+# What every virtual host has.
+_OWN_TYPES = {
+    "amq.direct": "direct",
+    "amq.headers": "headers",
+    "amq.match": "headers",
+    "amq.topic": "topic",
+    "amq.rabbitmq.trace": "topic",
+    "amq.rabbitmq.event": "topic",
+}
 _COUNT = _count(1, 2**31 - 1)
 
 
@@ -121,7 +157,8 @@ class Options:
         "url",
         _text,
         None,
-        "`amqp://user:password@host:port/vhost`; without it `FANOUT_URL`, then the local broker",
+        "`amqp://user:password@host:port/vhost`, `amqps://…` for TLS, several with commas between "
+        "them for the nodes of a cluster; without it `FANOUT_URL`, then the local broker",
         secret=True,
     )
     username: str | None = _option("username", _text, None, "instead of the one in the URL")
@@ -131,8 +168,16 @@ class Options:
     password_file: str | None = _option(
         "passwordFile", _text, None, "a file on the driver that holds the password"
     )
-    exchange: str = _option("exchange", _exchange, "logs", "the exchange to subscribe to")
-    exchange_type: str = _option("exchangeType", _fanout, "fanout", "its type")
+    exchanges: tuple[str, ...] = _option(
+        "exchange", _exchanges, "logs", "the exchange to subscribe to, or several with commas"
+    )
+    exchange_type: str | None = _option(
+        "exchangeType",
+        _text,
+        None,
+        "`fanout`, `direct`, `topic`, `headers`, or one of a plugin; without it `fanout`, or that "
+        "of the broker's own `amq.…`",
+    )
     exchange_durable: bool = _option(
         "exchangeDurable", _flag, "false", "whether it is created durable, when it is created"
     )
@@ -141,7 +186,50 @@ class Options:
         _one_of(*DECLARE_MODES),
         "auto",
         "`auto` creates the exchange when there is none, `passive` only looks for it, "
-        "`none` does neither",
+        "`none` does neither; the same for a named queue, which `none` does not bind either",
+    )
+    routing_keys: tuple[str, ...] | None = _option(
+        "routingKeys",
+        _routing_keys,
+        None,
+        "what to bind with, with commas; without it `#` (all) for topic, nothing for others",
+    )
+    binding_arguments: Mapping[str, Any] | None = _option(
+        "bindingArguments",
+        _json_object,
+        None,
+        'JSON, for headers exchanges: `{"x-match": "any", "severity": "error"}`',
+    )
+    queue: str | None = _option(
+        "queue",
+        _queue,
+        None,
+        "a durable queue of this name, which collects while the query is down, instead of an "
+        "exclusive one",
+    )
+    queue_type: str | None = _option(
+        "queueType",
+        _one_of("classic", "quorum"),
+        None,
+        "`classic` or `quorum`, when it is created; without it the broker's default",
+    )
+    queue_arguments: Mapping[str, Any] | None = _option(
+        "queueArguments", _json_object, None, "JSON, when it is created: TTL, length, …"
+    )
+    tls_ca_file: str | None = _option(
+        "tls.caFile", _text, None, "PEM file of the authorities to trust instead of the system's"
+    )
+    tls_cert_file: str | None = _option(
+        "tls.certFile",
+        _text,
+        None,
+        "PEM file of our certificate; when nobody names a user, it is the login too (EXTERNAL)",
+    )
+    tls_key_file: str | None = _option(
+        "tls.keyFile", _text, None, "PEM file of its key, if that is not in the same file"
+    )
+    tls_verify_hostname: bool = _option(
+        "tls.verifyHostname", _flag, "true", "whether the broker's certificate must have its name"
     )
     prefetch_count: int = _option(
         "prefetchCount", _count(1, 65535), "20000", "how many messages the broker sends ahead"
@@ -173,8 +261,11 @@ class Options:
         "1g",
         "how much may be kept there before messages wait in the broker",
     )
-    fail_on_data_loss: bool = _option(
-        "failOnDataLoss", _flag, "false", "end the query at a gap instead of recording it"
+    fail_on_data_loss: bool | None = _option(
+        "failOnDataLoss",
+        _flag,
+        None,
+        "end the query at a gap instead of recording it; without it `false`, `true` with `queue`",
     )
     heartbeat_seconds: int = _option(
         "heartbeat", _count(1, 65535), "30", "seconds; a dead connection is noticed within two"
@@ -207,17 +298,47 @@ class Options:
         return options
 
     @property
-    def address(self) -> BrokerAddress:
-        """Who to connect to, password included: only for the process that connects."""
-        address = BrokerAddress.parse(self.url) if self.url else BrokerAddress.from_environment()
+    def addresses(self) -> tuple[BrokerAddress, ...]:
+        """Who to connect to, passwords included: only for the process that connects."""
+        url = self.url or os.environ.get("FANOUT_URL") or LOCAL_BROKER
         password = self.password
         if self.password_file is not None:
             password = _read_password(self.password_file)
+        return tuple(self._complete(address, password) for address in BrokerAddress.parse_all(url))
+
+    def _complete(self, address: BrokerAddress, password: str | None) -> BrokerAddress:
+        tls = Tls(self.tls_ca_file, self.tls_cert_file, self.tls_key_file, self.tls_verify_hostname)
+        if address.tls is None and tls != Tls():
+            raise OptionError("options tls.…: the broker's URL must begin with amqps:// then")
+        has_account = address.names_account or self.username is not None
         return dataclasses.replace(
             address,
             username=address.username if self.username is None else self.username,
             password=address.password if password is None else password,
+            tls=address.tls and tls,
+            by_certificate=tls.cert_file is not None and not has_account,
         )
+
+    @property
+    def subscription(self) -> Subscription:
+        kind = self.exchange_type or _OWN_TYPES.get(self.exchanges[0], "fanout")
+        return Subscription(
+            exchanges=self.exchanges,
+            exchange_type=kind,
+            exchange_durable=self.exchange_durable,
+            declare=self.declare,
+            routing_keys=self.routing_keys or ("#" if kind == "topic" else "",),
+            binding_arguments=self.binding_arguments or {},
+            queue=self.queue,
+            queue_type=self.queue_type,
+            queue_arguments=self.queue_arguments or {},
+        )
+
+    @property
+    def fails_at_a_gap(self) -> bool:
+        if self.fail_on_data_loss is None:
+            return self.queue is not None
+        return self.fail_on_data_loss
 
     @property
     def spool_location(self) -> str:
@@ -230,9 +351,15 @@ class Options:
             flaws.append("options password and passwordFile: give one of them")
         else:
             try:
-                _ = self.address
+                _ = self.addresses
             except OptionError as error:
                 flaws.append(str(error))
+        if self.tls_key_file is not None and self.tls_cert_file is None:
+            flaws.append("option tls.keyFile: is the key of no certificate without tls.certFile")
+        if self.queue is None and (self.queue_type or self.queue_arguments):
+            flaws.append("options queueType, queueArguments: are for a named queue, option queue")
+        if self.subscription.exchange_type == "direct" and self.routing_keys is None:
+            flaws.append("option exchangeType=direct: needs routingKeys, or nothing would come")
         if (
             self.min_rows is not None
             and self.max_rows is not None

@@ -11,8 +11,12 @@ and what was still on its way is taken; the backlog then waits in the broker unt
 spool is free. What would go beyond the limit all the same is not taken, and goes back to the
 queue.
 
-The queue goes with its connection. Whatever ended that, a new subscription follows, after pauses
-that double up to two seconds, and the time between the two is recorded as a gap.
+A queue of our own goes with its connection. Whatever ended that, a new subscription follows, after
+pauses that double up to two seconds, and the time between the two is recorded as a gap.
+
+A named queue stays and goes on collecting, so that there is a gap only when it was not there any
+more. It gives back what was not acked when the connection ended: what is only in memory by then is
+dropped, what is in the spool is recognised (`redelivery`).
 """
 
 from __future__ import annotations
@@ -21,16 +25,24 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
 from .address import BrokerAddress
-from .connection import CONNECTION_TIMEOUT_SECONDS, HEARTBEAT_SECONDS, explain
+from .connection import CONNECTION_TIMEOUT_SECONDS, HEARTBEAT_SECONDS
 from .delivery_tap import Deliveries, DeliveryTap
-from .errors import BrokerError, BrokerRefused, FanoutError, OptionError
+from .errors import (
+    BrokerError,
+    BrokerRefused,
+    BrokerUnreachable,
+    FanoutError,
+    OptionError,
+    QueueBusy,
+)
 from .failpoints import reach
 from .flow import Flow
+from .redelivery import Redeliveries
 from .spool import Gap, Spool
 from .subscription import Session, Subscription
 
@@ -42,6 +54,7 @@ FLUSH_AFTER_SECONDS = 0.5  # what a kill can take, while nobody asks for more
 SIGN_OF_LIFE_SECONDS = 10.0
 _FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.1, 2.0
 _STABLE_SECONDS = 10.0
+_BUSY_SECONDS = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +70,8 @@ class Status:
     resubscriptions: int
     gaps: int
     latest_gap: Gap | None
+    recognised: int = 0  # came again, and are in the spool once
+    in_doubt: int = 0  # came again, and may be in the spool twice
 
 
 class Receiver:
@@ -65,12 +80,12 @@ class Receiver:
     `wait_for_more` says up to which offset messages are durable; `drop_below` frees the disk of
     those that are no longer needed. Both can be called from any thread, and raise what has ended
     the receiver: a broker that refuses, or a disk that does not write. A broker that is away ends
-    nothing, unless `resubscribe` is false.
+    nothing, unless `fail_on_gap` is true and messages may have been missed.
     """
 
     def __init__(
         self,
-        address: BrokerAddress,
+        address: BrokerAddress | Sequence[BrokerAddress],
         spool: Spool,
         subscription: Subscription | None = None,
         *,
@@ -80,28 +95,34 @@ class Receiver:
         flush_after_bytes: int = FLUSH_AFTER_BYTES,
         connection_timeout_seconds: float = CONNECTION_TIMEOUT_SECONDS,
         heartbeat_seconds: int = HEARTBEAT_SECONDS,
-        resubscribe: bool = True,
+        fail_on_gap: bool = False,
     ) -> None:
         _require("prefetch_count", prefetch_count, 1, 65535)
         _require("max_spool_bytes", max_spool_bytes, 1)
         _require("heartbeat_seconds", heartbeat_seconds, 1, 65535)
         _require("connection_timeout_seconds", connection_timeout_seconds, 0.001)
-        self._address = address
+        self._addresses = [address] if isinstance(address, BrokerAddress) else list(address)
         self._spool = spool
         self._subscription = subscription or Subscription()
         self._flush_after_rows = flush_after_rows
         self._flush_after_bytes = flush_after_bytes
         self._connection_timeout_seconds = connection_timeout_seconds
         self._heartbeat_seconds = heartbeat_seconds
-        self._resubscribe = resubscribe
+        self._fail_on_gap = fail_on_gap
+        self._redeliveries: Redeliveries | None = None
+        if self._subscription.is_named:
+            self._redeliveries = Redeliveries(spool, prefetch_count)
 
         self._changed = threading.Condition()  # guards everything below
         self._session: Session | None = None
         self._tap = DeliveryTap(0, max_frame_bytes=0)
         self._gathered = Deliveries()
         self._writing: Deliveries | None = None
+        self._settled_rows = 0  # of those that were received: durable, or not needed
         self._durable_end = spool.end
-        self._durable_tag = 0
+        self._durable_tag = self._acked_tag = 0
+        self._settled_before = 0  # this session
+        self._count_wanted = False
         self._flow = Flow(prefetch_count, max_spool_bytes)
         self._flushes_wanted = 0
         self._consuming = False
@@ -119,9 +140,9 @@ class Receiver:
         """
         if self._threads:
             raise FanoutError("this receiver has subscribed already: make another one")
-        session = self._open_session()
-        _log.info("subscribed to %s with queue %s", self._source, session.queue)
-        if self._spool.was_subscribed:
+        session = self._open_session_when_free()
+        _log.info("subscribed to %s", session)
+        if self._spool.was_subscribed and not self._subscription.is_named:
             self._record_gap(session, self._spool.last_active, "the subscriber was not running")
         self._spool.was_subscribed = True
         self._begin_session(session)
@@ -146,23 +167,39 @@ class Receiver:
         with self._changed:
             self._flushes_wanted += 1
             self._changed.notify_all()
-            received = self._next_offset
+            received = self._received_rows
             try:
                 while self._error is None:
-                    end = self._durable_end
+                    end, is_settled = self._durable_end, self._settled_rows >= received
                     left = 0.0 if self._closing else deadline - time.monotonic()
-                    if end >= received and (end > offset or left <= 0):
+                    if is_settled and (end > offset or left <= 0):
                         return end
                     if offset >= self._next_offset and self._flow.want_sip():
                         self._wake()
-                    self._changed.wait(None if end < received else left)
+                    self._changed.wait(left if is_settled else None)
                 raise self._error
             finally:
                 self._flushes_wanted -= 1
 
+    def is_drained(self) -> bool:
+        """Whether all that a named queue held when we connected has been taken, and acked."""
+        with self._changed:
+            session = self._session
+            if session is None or not self._consuming or self._acked_tag < self._durable_tag:
+                return False
+            taken = self._settled_rows - self._settled_before
+            if taken >= session.backlog or (session.is_empty and not self._unsettled_rows):
+                return True
+            self._count_wanted = True  # some may have expired meanwhile
+        self._wake()
+        return False
+
     def drop_below(self, offset: int) -> None:
         """Let go of the messages below `offset`, as far as whole segments hold no others."""
-        if self._spool.drop_below(offset):
+        keep_rows, keep_bytes = 0, 0
+        if self._redeliveries is not None:
+            keep_rows, keep_bytes = self._redeliveries.window, self._flow.max_spool_bytes // 8
+        if self._spool.drop_below(offset, keep_rows=keep_rows, keep_bytes=keep_bytes):
             with self._changed:
                 self._flow.let_go()
                 self._changed.notify_all()
@@ -179,6 +216,8 @@ class Receiver:
                 resubscriptions=self._resubscriptions,
                 gaps=self._spool.gap_count,
                 latest_gap=gaps[-1] if gaps else None,
+                recognised=self._redeliveries.recognised if self._redeliveries else 0,
+                in_doubt=self._redeliveries.in_doubt if self._redeliveries else 0,
             )
 
     def close(self) -> None:
@@ -206,13 +245,16 @@ class Receiver:
         self.close()
 
     @property
-    def _source(self) -> str:
-        return f"exchange {self._subscription.exchange!r} on the broker at {self._address}"
+    def _next_offset(self) -> int:
+        return self._durable_end + self._unsettled_rows
 
     @property
-    def _next_offset(self) -> int:
-        writing = self._writing.rows if self._writing else 0
-        return self._durable_end + writing + self._gathered.rows
+    def _received_rows(self) -> int:
+        return self._settled_rows + self._unsettled_rows
+
+    @property
+    def _unsettled_rows(self) -> int:
+        return (self._writing.rows if self._writing else 0) + self._gathered.rows
 
     @property
     def _buffered_bytes(self) -> int:
@@ -249,34 +291,37 @@ class Receiver:
             try:
                 self._serve(session)
             except Exception as error:
-                cause = explain(error, self._address, "receiving")
+                cause = session.explain(error)
             self._end_session(session)
             if cause is None:
                 return
-            if not self._resubscribe:
+            if self._fail_on_gap and not self._subscription.is_named:
                 raise cause
-            _log.warning("the subscription to %s ended: %s", self._source, cause)
+            _log.warning("the subscription to %s ended: %s", session, cause)
             if time.monotonic() - began > _STABLE_SECONDS:
                 pause_seconds = _FIRST_RETRY_SECONDS
             renewed, pause_seconds = self._reopen_session(pause_seconds)
             if renewed is not None:
-                _log.info("subscribed again to %s with queue %s", self._source, renewed.queue)
-                since = min(session.last_heard, self._stopped_at or session.last_heard)
-                self._record_gap(renewed, since, str(cause))
+                _log.info("subscribed again to %s", renewed)
+                if not self._subscription.is_named:
+                    since = min(session.last_heard, self._stopped_at or session.last_heard)
+                    self._record_gap(renewed, since, str(cause))
                 self._begin_session(renewed)
                 self._resubscriptions += 1
 
     def _serve(self, session: Session) -> None:
         """Receive until closed; between times ack what is durable, and start or stop deliveries."""
-        acked = 0
         while True:
             with self._changed:
                 tag, step = self._durable_tag, self._next_step(session)
-            if tag > acked:
+                count_wanted, self._count_wanted = self._count_wanted, False
+            if tag > self._acked_tag:
                 reach("receiver.ack")
                 session.ack(tag)
-                acked = tag
+                self._acked_tag = tag
                 reach("receiver.acked")
+            if count_wanted:
+                session.count()
             if step == "end":
                 return
             if step == "stop":
@@ -303,6 +348,8 @@ class Receiver:
         if self._flow.start(self._spool.bytes) is None:
             return None
         self._tap.into, self._draining, self._stopped_at = self._gathered, False, None
+        if self._redeliveries is not None:
+            self._redeliveries.begin()  # nothing is being written just now
         return "start"
 
     def _take(self, data: bytes) -> bytes:
@@ -321,18 +368,55 @@ class Receiver:
         return others
 
     def _open_session(self) -> Session:
-        return Session(
-            self._address,
-            self._subscription,
-            self._take,
-            connection_timeout_seconds=self._connection_timeout_seconds,
-            heartbeat_seconds=self._heartbeat_seconds,
+        """With the first node that lets us, in any order."""
+        failures = []
+        for address in random.sample(self._addresses, len(self._addresses)):
+            try:
+                return Session(
+                    address,
+                    self._subscription,
+                    self._take,
+                    before_creating=self._miss_queue,
+                    connection_timeout_seconds=self._connection_timeout_seconds,
+                    heartbeat_seconds=self._heartbeat_seconds,
+                )
+            except BrokerError as error:  # noqa: PERF203
+                failures.append(error)
+        if len(failures) == 1:
+            raise failures[0]
+        # Refused by all of them: nothing to wait for.
+        hopeless = all(isinstance(failure, BrokerRefused) for failure in failures)
+        raise (BrokerRefused if hopeless else BrokerUnreachable)(
+            f"none of {len(failures)} brokers will do: " + "; ".join(map(str, failures))
         )
+
+    def _open_session_when_free(self) -> Session:
+        """The consumer of a predecessor that was killed may be there for a moment."""
+        deadline = time.monotonic() + _BUSY_SECONDS
+        while True:
+            try:
+                return self._open_session()
+            except QueueBusy:  # noqa: PERF203
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_LAST_RETRY_SECONDS / 4)
+
+    def _miss_queue(self) -> None:
+        """A named queue is not there. When it was, what it held is gone."""
+        if not self._spool.was_subscribed:
+            return
+        reason = f"queue {self._subscription.queue!r} was deleted"
+        if self._fail_on_gap:
+            raise BrokerRefused(
+                f"{reason}, with what it held; failOnDataLoss=false makes it anew and goes on"
+            )
+        self._keep_gap(self._spool.last_active, reason)
 
     def _begin_session(self, session: Session) -> None:
         with self._changed:
             self._tap = DeliveryTap(session.channel_number, max_frame_bytes=session.max_frame_bytes)
             self._session = session
+            self._settled_before = self._received_rows
             self._draining = True  # write what is left of the last session first
             self._stopped_at = time.time()
         session.attach()
@@ -341,8 +425,13 @@ class Receiver:
         session.close()
         with self._changed:
             self._session = None
-            # What was received stays ours, its queue is gone; but the tags mean nothing any more.
-            self._durable_tag = self._gathered.last_tag = 0
+            if self._subscription.is_named:
+                # It comes again.
+                self._settled_rows += self._gathered.rows
+                self._gathered, self._tap.into = Deliveries(), None
+                self._changed.notify_all()
+            # What was received stays ours; but the tags mean nothing any more.
+            self._durable_tag = self._acked_tag = self._gathered.last_tag = 0
             if self._writing is not None:
                 self._writing.last_tag = 0
 
@@ -366,15 +455,18 @@ class Receiver:
 
     def _record_gap(self, renewed: Session, since: float, reason: str) -> None:
         """The one that ends with this session."""
+        try:
+            self._keep_gap(since, reason)
+        except BaseException:
+            renewed.close()
+            raise
+
+    def _keep_gap(self, since: float, reason: str) -> None:
         with self._changed:
             offset = self._next_offset
         now = time.time()
         _log.warning("gap of %.1f s before offset %d: %s", now - since, offset, reason)
-        try:
-            self._spool.record_gap(Gap(offset, since, now, reason))
-        except BaseException:
-            renewed.close()
-            raise
+        self._spool.record_gap(Gap(offset, since, now, reason))
 
     # ── the thread that writes ───────────────────────────────────────────────────────────────
 
@@ -392,10 +484,14 @@ class Receiver:
                 if self._tap.into is not None:
                     self._tap.into = self._gathered
                 writing = self._writing
+            batch = writing.to_batch()
+            if self._redeliveries is not None:
+                batch = self._redeliveries.sift(batch)
             reach("receiver.write")
-            end = self._spool.append(writing.to_batch()).end
+            end = self._spool.append(batch).end if batch.num_rows else self._spool.end
             with self._changed:
                 self._writing, self._durable_end = None, end
+                self._settled_rows += writing.rows
                 self._durable_tag = writing.last_tag or self._durable_tag
                 self._changed.notify_all()
             self._wake()

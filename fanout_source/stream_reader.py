@@ -29,7 +29,6 @@ from .partition_reader import PartitionReader, SpoolPartition
 from .receiver import Receiver
 from .schema import require_columns
 from .spool import Gap, Spool, remove_leftovers
-from .subscription import Subscription
 from .worker import log_to_spark, plainly
 
 _WAIT_SECONDS = 0.25  # idle, Spark asks again at once: a hundred times a second
@@ -143,8 +142,14 @@ class FanoutStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _available_end(self, subscriber: _Subscriber, start: int) -> int:
         if not self._available_now:
             return subscriber.receiver.wait_for_more(start, _WAIT_SECONDS)
-        if self._frozen_end is None:
-            self._frozen_end = subscriber.receiver.wait_for_more(start)
+        receiver = subscriber.receiver
+        while self._frozen_end is None:
+            is_drained = self._options.queue is None or receiver.is_drained()
+            end = receiver.wait_for_more(start, 0.0 if is_drained else _WAIT_SECONDS)
+            if is_drained:
+                self._frozen_end = end
+            elif end > start:
+                return end
         return max(start, self._frozen_end)
 
     def _limit(self, subscriber: _Subscriber, start: int, end: int) -> int:
@@ -170,19 +175,14 @@ class _Subscriber:
     def __init__(self, options: Options, spool: Spool) -> None:
         self.spool = spool
         self.receiver = Receiver(
-            options.address,
+            options.addresses,
             spool,
-            Subscription(
-                exchange=options.exchange,
-                exchange_type=options.exchange_type,
-                exchange_durable=options.exchange_durable,
-                declare=options.declare,
-            ),
+            options.subscription,
             prefetch_count=options.prefetch_count,
             max_spool_bytes=options.max_spool_bytes,
             connection_timeout_seconds=options.connection_timeout_ms / 1000,
             heartbeat_seconds=options.heartbeat_seconds,
-            resubscribe=not options.fail_on_data_loss,
+            fail_on_gap=options.fails_at_a_gap,
         )
 
     @classmethod
@@ -198,7 +198,7 @@ class _Subscriber:
                 location,
                 end.spool,
                 needed=(start.offset, end.offset),
-                accept_loss=not options.fail_on_data_loss,
+                accept_loss=not options.fails_at_a_gap,
                 busy_timeout_seconds=_BUSY_SECONDS,
             )
         subscriber = cls(options, spool)
@@ -224,6 +224,8 @@ class _Subscriber:
             "resubscriptions": status.resubscriptions,
             "gaps": status.gaps,
             "lastGap": _describe(status.latest_gap),
+            "recognised": status.recognised,
+            "inDoubt": status.in_doubt,
             "lostRows": sum(gap.lost for gap in spool.latest_gaps),
         }
 

@@ -6,9 +6,10 @@ pika does the protocol; deliveries are taken out of what reaches it by a tap (`d
 from __future__ import annotations
 
 import logging
+import re
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pika
@@ -19,12 +20,14 @@ from .address import BrokerAddress
 from .connection import (
     CONNECTION_TIMEOUT_SECONDS,
     HEARTBEAT_SECONDS,
+    Rights,
     close_quietly,
+    explain,
     explained,
     open_connection,
 )
-from .errors import ConnectionLost
-from .topology import ensure_exchange
+from .errors import BrokerError, ConnectionLost
+from .topology import ensure_exchange, ensure_queue
 
 _RECEIVE_BYTES = 256 * 1024
 _GATHER_SECONDS = 0.002
@@ -34,12 +37,45 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Subscription:
-    """What to subscribe to."""
+    """What to subscribe to, and through which queue: one of our own that goes with us, or, with a
+    name, a durable one that stays and goes on collecting."""
 
-    exchange: str = "logs"
+    exchanges: Sequence[str] = ("logs",)
     exchange_type: str = "fanout"
     exchange_durable: bool = False
     declare: str = "auto"
+    routing_keys: Sequence[str] = ("",)
+    binding_arguments: Mapping[str, Any] = field(default_factory=dict)
+    queue: str | None = None
+    queue_type: str | None = None
+    queue_arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_named(self) -> bool:
+        return self.queue is not None
+
+    @property
+    def all_queue_arguments(self) -> dict[str, Any]:
+        kind = {} if self.queue_type is None else {"x-queue-type": self.queue_type}
+        return {**kind, **self.queue_arguments}
+
+    @property
+    def rights(self) -> Rights:
+        """The least that an account needs for it, where the exchanges exist."""
+        exchanges = [re.escape(exchange) for exchange in self.exchanges]
+        queue = r"amq\.gen.*" if self.queue is None else re.escape(self.queue)
+        creates, binds = True, True
+        if self.is_named:
+            creates, binds = self.declare == "auto", self.declare != "none"
+        return (
+            _pattern([queue] if creates else []),
+            _pattern([queue] if binds else []),
+            _pattern([queue, *exchanges] if binds else [queue]),
+        )
+
+    def __str__(self) -> str:
+        names = ", ".join(map(repr, self.exchanges))
+        return f"exchange {names}" if len(self.exchanges) == 1 else f"exchanges {names}"
 
 
 class _TappedConnection(pika.SelectConnection):  # type: ignore[misc]
@@ -72,19 +108,25 @@ class Session:
         subscription: Subscription,
         take: Callable[[bytes], bytes],
         *,
+        before_creating: Callable[[], None] = lambda: None,
         connection_timeout_seconds: float = CONNECTION_TIMEOUT_SECONDS,
         heartbeat_seconds: int = HEARTBEAT_SECONDS,
     ) -> None:
         """From `attach` on, `take` is shown all that the broker sends; it takes the deliveries on
-        channel `channel_number` and returns the rest."""
-        self._address = address
+        channel `channel_number` and returns the rest.
+
+        `before_creating` is called when a named queue is not there, and may raise.
+        """
+        self.address = address
         self._take = take
         self._lost: Exception | None = None
         self._consumer_tag: str | None = None
         self.is_idle = True  # no delivery comes
         self.was_consumed = False
         self.last_heard = time.time()
-        self._exchange = subscription.exchange
+        self._subscription = subscription
+        self.backlog = 0  # what a named queue held at first
+        self.is_empty = False  # it holds nothing, the last time that we asked
         self._renew_seconds = heartbeat_seconds
         self._connection = open_connection(
             address,
@@ -94,19 +136,20 @@ class Session:
         )
         try:
             self._impl: Any = self._connection._impl
-            ensure_exchange(
-                self._connection,
-                address,
-                subscription.exchange,
-                exchange_type=subscription.exchange_type,
-                durable=subscription.exchange_durable,
-                declare=subscription.declare,
-            )
-            doing = f"subscribing to exchange {subscription.exchange!r}"
-            with explained(address, doing):
+            for exchange in subscription.exchanges:
+                ensure_exchange(
+                    self._connection,
+                    address,
+                    exchange,
+                    exchange_type=subscription.exchange_type,
+                    durable=subscription.exchange_durable,
+                    declare=subscription.declare,
+                )
+            self.queue = self._ensure_queue(before_creating)
+            with explained(address, f"subscribing to {subscription}", subscription.rights):
                 setup = self._connection.channel()
-                self.queue: str = setup.queue_declare("", exclusive=True).method.queue
-                setup.queue_bind(self.queue, subscription.exchange, routing_key="")
+                for binding in self._bindings:
+                    setup.queue_bind(self.queue, **binding)
                 setup.close()
                 self._channel = self._open_channel()
             self.channel_number: int = self._channel.channel_number
@@ -115,12 +158,21 @@ class Session:
             close_quietly(self._connection)
             raise
 
+    def __str__(self) -> str:
+        return f"{self._subscription} on the broker at {self.address} with queue {self.queue}"
+
+    def explain(self, error: BaseException) -> BrokerError:
+        return explain(error, self.address, "receiving", self._subscription.rights)
+
     def consume(self, prefetch_count: int) -> None:
         """Ask for deliveries, at most so many of them unacknowledged."""
         self.is_idle, self.was_consumed = False, True
         self._channel.basic_qos(prefetch_count=prefetch_count)
         self._consumer_tag = self._channel.basic_consume(
-            self.queue, self._on_message, consumer_tag="fanout"
+            self.queue,
+            self._on_message,
+            consumer_tag="fanout",
+            exclusive=self._subscription.is_named,
         )
 
     def cancel(self) -> None:
@@ -132,6 +184,10 @@ class Session:
     def ack(self, delivery_tag: int) -> None:
         """Acknowledge this delivery and all before it."""
         self._channel.basic_ack(delivery_tag, multiple=True)
+
+    def count(self) -> None:
+        """Ask whether the queue holds messages; `is_empty` is the answer, some time later."""
+        self._channel.queue_declare(self.queue, passive=True, callback=self._on_counted)
 
     def return_unacknowledged(self) -> None:
         """Give what was delivered and not acknowledged back to the queue."""
@@ -154,6 +210,35 @@ class Session:
         self._impl.tap = None
         close_quietly(self._connection)
 
+    @property
+    def _bindings(self) -> list[dict[str, Any]]:
+        wanted = self._subscription
+        if wanted.is_named and wanted.declare == "none":
+            return []  # whoever made the queue has bound it
+        return [
+            {"exchange": exchange, "routing_key": key, "arguments": dict(wanted.binding_arguments)}
+            for exchange in wanted.exchanges
+            for key in wanted.routing_keys
+        ]
+
+    def _ensure_queue(self, before_creating: Callable[[], None]) -> str:
+        wanted = self._subscription
+        if wanted.queue is None:
+            with explained(self.address, "declaring a queue", wanted.rights):
+                setup = self._connection.channel()
+                queue: str = setup.queue_declare("", exclusive=True).method.queue
+                setup.close()
+                return queue
+        self.backlog = ensure_queue(
+            self._connection,
+            self.address,
+            wanted.queue,
+            may_create=wanted.declare == "auto",
+            arguments=wanted.all_queue_arguments,
+            before_creating=before_creating,
+        )
+        return wanted.queue
+
     def _open_channel(self) -> Any:
         """A channel of the connection underneath: a BlockingChannel would keep deliveries."""
         opened: list[Any] = []
@@ -168,7 +253,7 @@ class Session:
 
     def attach(self) -> None:
         """Begin to show what is received."""
-        self._impl.ioloop.call_later(self._renew_seconds, self._renew_binding)
+        self._impl.ioloop.call_later(self._renew_seconds, self._renew_bindings)
         if self._impl.is_tapped:
             self._impl.tap = self._hear
             _receive_in_large_pieces(self._impl)
@@ -178,16 +263,13 @@ class Session:
                 "callbacks, which costs several times the CPU"
             )
 
-    def _renew_binding(self) -> None:
+    def _renew_bindings(self) -> None:
         """Nothing tells a queue that its exchange was deleted, and its binding with it. To bind
         again and again finds that out, or binds to the exchange that has taken its place."""
-        if self._channel.is_open:
-            self._channel.queue_bind(
-                self.queue, self._exchange, routing_key="", callback=self._on_bound
-            )
-
-    def _on_bound(self, _answer: Any) -> None:
-        self._impl.ioloop.call_later(self._renew_seconds, self._renew_binding)
+        for binding in self._bindings:
+            if self._channel.is_open:
+                self._channel.queue_bind(self.queue, **binding)
+        self._impl.ioloop.call_later(self._renew_seconds, self._renew_bindings)
 
     def _hear(self, data: bytes) -> bytes:
         heard = time.time()
@@ -213,13 +295,17 @@ class Session:
             pieces.append(frame.Body(number, body).marshal())
         self._take(b"".join(pieces))
 
+    def _on_counted(self, answer: Any) -> None:
+        self.is_empty = answer.method.message_count == 0
+        self.wake()
+
     def _on_cancelled(self, _answer: Any) -> None:
         self.is_idle = True
         self.wake()
 
     def _on_cancelled_by_broker(self, _notice: Any) -> None:
         self._fail(
-            ConnectionLost(f"the broker at {self._address} ended the consumer: queue deleted?")
+            ConnectionLost(f"the broker at {self.address} ended the consumer: queue deleted?")
         )
 
     def _on_channel_closed(self, _channel: Any, reason: Exception) -> None:
@@ -228,6 +314,10 @@ class Session:
     def _fail(self, reason: Exception) -> None:
         self._lost = self._lost or reason
         self.wake()
+
+
+def _pattern(names: list[str]) -> str:
+    return f"^({'|'.join(names)})$" if names else "^$"
 
 
 def _receive_in_large_pieces(connection: Any) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pika
 from pika.exceptions import ChannelClosedByBroker
 
 from .address import BrokerAddress
 from .connection import explain, explained
-from .errors import BrokerRefused, OptionError
+from .errors import BrokerRefused, OptionError, QueueBusy
 
 NOT_FOUND, ACCESS_REFUSED, PRECONDITION_FAILED = 404, 403, 406
 DECLARE_MODES = ("auto", "passive", "none")
@@ -47,18 +49,90 @@ def ensure_exchange(
     _require_exchange(connection, address, name, may_create=declare == "auto")
 
 
+def ensure_queue(
+    connection: pika.BlockingConnection,
+    address: BrokerAddress,
+    name: str,
+    *,
+    may_create: bool = True,
+    arguments: Mapping[str, Any] | None = None,
+    before_creating: Callable[[], None] = lambda: None,
+) -> int:
+    """See to it that the durable queue exists and has no consumer; how many messages it holds.
+
+    `before_creating` is called when it does not exist, and may raise.
+    """
+    doing = f"declaring queue {name!r}"
+    found = _look_for_queue(connection, address, name)
+    if found is None:
+        if not may_create:
+            raise BrokerRefused(
+                f"there is no queue {name!r} on the broker at {address}: have it created "
+                "(only declare=auto creates it)"
+            )
+        before_creating()
+    elif found.consumer_count:
+        raise QueueBusy(
+            f"queue {name!r} on the broker at {address} has a consumer already, and belongs to one "
+            "query: stop that one, or choose another queue"
+        )
+    if may_create:
+        with explained(address, doing):
+            channel = connection.channel()
+            try:
+                channel.queue_declare(name, durable=True, arguments=dict(arguments or {}))
+                channel.close()
+            except ChannelClosedByBroker as error:
+                if error.reply_code == PRECONDITION_FAILED:
+                    raise BrokerRefused(
+                        f"queue {name!r} on the broker at {address} was made differently "
+                        f"({_difference(error)}): ask for the same, or choose another queue"
+                    ) from error
+                if error.reply_code != ACCESS_REFUSED or found is None:
+                    raise
+    return found.message_count if found else 0
+
+
+def _look_for_queue(
+    connection: pika.BlockingConnection, address: BrokerAddress, name: str
+) -> Any | None:
+    with explained(address, f"looking for queue {name!r}"):
+        channel = connection.channel()
+        try:
+            found = channel.queue_declare(name, passive=True).method
+        except ChannelClosedByBroker as error:
+            if error.reply_code != NOT_FOUND:
+                raise
+            return None
+        channel.close()
+        return found
+
+
+def _difference(error: ChannelClosedByBroker) -> str:
+    text = str(error.reply_text)
+    found = re.search(r"inequivalent arg '([^']+)'.*received (.*) but current is (.*)", text)
+    if found is None:
+        return text
+    return f"{found[1]} is {found[3].rstrip('.')}, and {found[2]} is asked for"
+
+
 def require_exchange_name(name: str) -> None:
     """Refuse a name that no exchange can have."""
     if not name:
         raise OptionError(
             "the exchange has an empty name: the default exchange cannot be subscribed to"
         )
+    require_name("exchange", name)
+
+
+def require_name(what: str, name: str) -> None:
+    """Refuse a name, or a routing key, that AMQP cannot carry."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
-        raise OptionError(f"the exchange's name {name!r} is not UTF-8") from None
+        raise OptionError(f"the {what}'s name {name!r} is not UTF-8") from None
     if size > 255:
-        raise OptionError(f"the exchange's name has {size} bytes; AMQP allows 255")
+        raise OptionError(f"the {what}'s name has {size} bytes; AMQP allows 255")
 
 
 def _try_declare(

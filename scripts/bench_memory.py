@@ -72,7 +72,7 @@ def main() -> int:
     arguments = parser.parse_args()
     running = broker.start()
     exchange = f"bench-{uuid4().hex[:8]}"
-    subscription = Subscription(exchange)
+    subscription = Subscription((exchange,))
     location = tempfile.mkdtemp(prefix="bench-", dir=broker.RUN)
     limit = arguments.spool_mib * MIB
     memory: list[tuple[int, int]] = []

@@ -143,7 +143,7 @@ def _round(
     bare, ours, floor = sides
     count, exchange = len(messages), f"bench-{uuid4().hex[:8]}"
     with Publisher(address, exchange) as publisher, Spool.create(location) as spool:
-        receiver = Receiver(address, spool, Subscription(exchange))
+        receiver = Receiver(address, spool, Subscription((exchange,)))
         receiver.subscribe()
         for_pika, for_socket = Queue(address, exchange), Queue(address, exchange)
         for each in messages:

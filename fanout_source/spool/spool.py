@@ -197,18 +197,31 @@ class Spool:
         with self._changed:
             return self._sizes[segment] * piece.rows / (segment.end - segment.start)
 
-    def drop_below(self, offset: int) -> bool:
-        """Delete segments of which every message is below `offset`, except the last one. True
-        when there were any."""
+    def drop_below(self, offset: int, *, keep_rows: int = 0, keep_bytes: int = 0) -> bool:
+        """Delete segments of which every message is below `offset`, except the last ones: one at
+        least, and as many as hold `keep_rows` messages or take `keep_bytes`. True when there were
+        any."""
         with self._writing:
             with self._changed:
-                doomed = [segment for segment in self._segments[:-1] if segment.end <= offset]
+                droppable = self._segments[: -self._count_last(keep_rows, keep_bytes)]
+                doomed = [segment for segment in droppable if segment.end <= offset]
             for segment in doomed:
                 self._folder.delete(segment.name)
                 with self._changed:
                     self._segments.remove(segment)
                     self._bytes -= self._sizes.pop(segment)
         return bool(doomed)
+
+    def _count_last(self, rows: int, size: int) -> int:
+        """How many of the last segments hold so many messages, or take so many bytes."""
+        count = 0
+        for segment in reversed(self._segments):
+            count += 1
+            rows -= segment.end - segment.start
+            size -= self._sizes[segment]
+            if rows <= 0 or size <= 0:
+                break
+        return max(1, count)
 
     def skip_to(self, offset: int) -> None:
         """Let the next message have this offset; those between are in no slice."""

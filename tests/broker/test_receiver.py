@@ -28,33 +28,7 @@ from fanout_source.publisher import Publisher
 from fanout_source.receiver import Receiver
 from fanout_source.spool import Spool, read_slice
 from private_node import control
-from proxy import Proxy
 from waiting import wait_until
-
-
-@pytest.fixture
-def spool(tmp_path):
-    with Spool.create(str(tmp_path / "spool")) as spool:
-        yield spool
-
-
-@pytest.fixture
-def proxy(address):
-    with Proxy(address.host, address.port) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def publish(address):
-    """Publishes bodies, confirmed."""
-    with Publisher(address) as publisher:
-
-        def send(bodies, **properties):
-            for body in bodies:
-                publisher.publish(body, pika.BasicProperties(**properties))
-            publisher.flush()
-
-        yield send
 
 
 @pytest.fixture(autouse=True)

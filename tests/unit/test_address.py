@@ -2,6 +2,7 @@ import pytest
 
 from fanout_source.address import BrokerAddress
 from fanout_source.errors import OptionError
+from fanout_source.tls import Tls
 
 
 def test_a_full_url_is_taken_apart():
@@ -21,7 +22,7 @@ def test_percent_encoded_parts_are_decoded():
 
 def test_amqps_means_tls_on_its_own_port():
     address = BrokerAddress.parse("amqps://h")
-    assert (address.tls, address.port) == (True, 5671)
+    assert (address.tls, address.port) == (Tls(), 5671)
 
 
 def test_an_ipv6_host_is_shown_in_brackets():

@@ -44,7 +44,19 @@ def test_names_are_read_without_regard_to_case():
         ({"maxOffsets": "5"}, "did you mean maxOffsetsPerTrigger?"),
         ({"exchange": ""}, "option exchange=: the exchange has an empty name"),
         ({"exchange": "x" * 256}, "256 bytes; AMQP allows 255"),
-        ({"exchangeType": "topic"}, "exchangeType=topic: only fanout exchanges"),
+        ({"exchange": "logs,,x"}, "option exchange=logs,,x: the exchange has an empty name"),
+        ({"exchangeType": "direct"}, "exchangeType=direct: needs routingKeys"),
+        ({"exchange": "amq.direct"}, "exchangeType=direct: needs routingKeys"),
+        ({"routingKeys": "x" * 256}, "routing key's name has 256 bytes; AMQP allows 255"),
+        ({"bindingArguments": "x-match"}, "bindingArguments=x-match: must be a JSON object"),
+        ({"queueArguments": "[1]"}, "queueArguments=[1]: must be a JSON object"),
+        ({"queue": ""}, "option queue=: must not be empty"),
+        ({"queue": "amq.mine"}, "option queue=amq.mine: names that begin with 'amq.'"),
+        ({"queue": "q", "queueType": "lazy"}, "queueType=lazy: must be one of classic, quorum"),
+        ({"queueType": "quorum"}, "queueType, queueArguments: are for a named queue"),
+        ({"tls.caFile": "/ca", "url": "amqp://h"}, "URL must begin with amqps://"),
+        ({"tls.keyFile": "/k", "url": "amqps://h"}, "tls.keyFile: is the key of no certificate"),
+        ({"url": "amqp://a/x,amqp://b/y"}, "name different virtual hosts"),
         ({"exchangeDurable": "yes"}, "option exchangeDurable=yes: must be true or false"),
         ({"declare": "never"}, "option declare=never: must be one of auto, passive, none"),
         ({"prefetchCount": "0"}, "option prefetchCount=0: must be a number from 1 to 65535"),
@@ -87,16 +99,58 @@ def test_all_that_is_wrong_is_said_together():
 
 def test_user_name_and_password_come_from_where_they_are_given(tmp_path, monkeypatch):
     monkeypatch.setenv("FANOUT_URL", "amqp://env:one@h/v")
-    assert Options.parse({}).address.username == "env"
-    given = Options.parse({"url": "amqp://u:p@h", "username": "x", "password": "y"}).address
+    assert Options.parse({}).addresses[0].username == "env"
+    [given] = Options.parse({"url": "amqp://u:p@h", "username": "x", "password": "y"}).addresses
     assert (given.username, given.password) == ("x", "y")
     file = tmp_path / "password"
     file.write_text("from a file\n")
-    given = Options.parse({"url": "amqp://u:p@h", "passwordFile": str(file)}).address
+    [given] = Options.parse({"url": "amqp://u:p@h", "passwordFile": str(file)}).addresses
     assert (given.username, given.password) == ("u", "from a file")
     file.write_text("")
     with pytest.raises(OptionError, match="the file is empty"):
         Options.parse({"passwordFile": str(file)})
+
+
+def test_several_nodes_have_urls_with_commas_between_them():
+    options = Options.parse({"url": "amqp://u:p,q@a/v, amqps://b:5/v", "password": "x"})
+    first, second = options.addresses
+    assert (first.host, first.username, first.password, first.tls) == ("a", "u", "x", None)
+    assert (second.endpoint, second.username, second.password) == ("b:5", "guest", "x")
+
+
+@pytest.mark.parametrize(
+    ("given", "external"),
+    [
+        ({"url": "amqps://h"}, False),
+        ({"url": "amqps://h", "tls.certFile": "/c"}, True),
+        ({"url": "amqps://u:p@h", "tls.certFile": "/c"}, False),
+        ({"url": "amqps://h", "tls.certFile": "/c", "username": "u"}, False),
+    ],
+)
+def test_a_certificate_is_the_login_when_nobody_names_a_user(given, external):
+    assert Options.parse(given).addresses[0].by_certificate == external
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "keys"),
+    [
+        ({}, "fanout", ("",)),
+        ({"exchangeType": "topic"}, "topic", ("#",)),
+        ({"exchange": "amq.topic"}, "topic", ("#",)),
+        ({"exchange": "amq.match"}, "headers", ("",)),
+        ({"exchangeType": "direct", "routingKeys": "a, b,a"}, "direct", ("a", "b")),
+        ({"exchangeType": "x-consistent-hash", "routingKeys": "1"}, "x-consistent-hash", ("1",)),
+    ],
+)
+def test_a_subscription_has_the_keys_that_its_type_needs(given, kind, keys):
+    subscription = Options.parse(given).subscription
+    assert (subscription.exchange_type, subscription.routing_keys) == (kind, keys)
+
+
+def test_a_gap_ends_a_query_on_a_named_queue_unless_told_otherwise():
+    assert not Options.parse({}).fails_at_a_gap
+    assert Options.parse({"queue": "audit"}).fails_at_a_gap
+    assert not Options.parse({"queue": "audit", "failOnDataLoss": "false"}).fails_at_a_gap
 
 
 def test_no_secret_is_shown():

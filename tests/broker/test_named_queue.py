@@ -1,0 +1,300 @@
+"""Named queues: what flows while nobody listens waits, and comes once."""
+
+import dataclasses
+import uuid
+
+import pika
+import pytest
+
+from fanout_source import message
+from fanout_source.connection import open_connection
+from fanout_source.errors import BrokerRefused, QueueBusy
+from fanout_source.publisher import Publisher
+from fanout_source.receiver import Receiver
+from fanout_source.spool import Spool, read_slice
+from fanout_source.subscription import Subscription
+
+TYPES = ("classic", "quorum")
+
+
+def _bodies(spool, start=None):
+    pieces = spool.slices(spool.start if start is None else start, spool.end)
+    batches = (read_slice(spool.location, spool.id, piece) for piece in pieces)
+    return [b for batch in batches for b in message.decode(batch, 0, ["body"])[0].to_pylist()]
+
+
+def _numbers(start, end):
+    return [b"%d" % number for number in range(start, end)]
+
+
+def _until(receiver, count):
+    end = 0
+    while end < count:
+        end = receiver.wait_for_more(end, timeout_seconds=30)
+    return end
+
+
+@pytest.fixture
+def publish(address):
+    """With a message id each, durable."""
+    with Publisher(address) as publisher:
+
+        def send(bodies, *, ids=True):
+            for body in bodies:
+                name = uuid.uuid4().hex if ids else None
+                publisher.publish(body, pika.BasicProperties(message_id=name, delivery_mode=2))
+            publisher.flush()
+
+        yield send
+
+
+@pytest.fixture
+def publish_alike(address):
+    """With the same properties for all."""
+    with Publisher(address) as publisher:
+
+        def send(bodies, **properties):
+            for body in bodies:
+                publisher.publish(body, pika.BasicProperties(**properties))
+            publisher.flush()
+
+        yield send
+
+
+@pytest.fixture
+def queue(address):
+    """What an operator sees of the queue: `queue()` is (ready, consumers)."""
+    with open_connection(address) as connection:
+        channel = connection.channel()
+
+        def look(name="audit"):
+            found = channel.queue_declare(name, passive=True).method
+            return found.message_count, found.consumer_count
+
+        look.channel = channel
+        yield look
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_what_flows_meanwhile_waits_and_comes_in_order_once(address, spool, publish, kind, queue):
+    named = Subscription(queue="audit", queue_type=kind)
+    with Receiver(address, spool, named) as receiver:
+        publish(_numbers(0, 100))
+        _until(receiver, 100)
+    assert queue() == (0, 0)
+    publish(_numbers(100, 300))
+    spool.close()
+    again = Spool.open(spool.location, spool.id)
+    with Receiver(address, again, named) as receiver:
+        publish(_numbers(300, 400))
+        _until(receiver, 400)
+        status = receiver.status()
+    assert _bodies(again) == _numbers(0, 400)
+    assert (status.gaps, status.recognised, status.in_doubt) == (0, 0, 0)
+    again.close()
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_what_was_spooled_and_not_acked_is_recognised(
+    address, spool, publish, proxy, kind, queue, monkeypatch, eventually
+):
+    """The connection breaks between the sync and the ack, again and again."""
+    named = Subscription(queue="audit", queue_type=kind)
+    through = dataclasses.replace(address, port=proxy.port)
+    breaks = []
+
+    def reach(step):
+        if step == "receiver.ack" and breaks:
+            breaks.pop()
+            proxy.reset()
+
+    monkeypatch.setattr("fanout_source.receiver.reach", reach)
+    with Receiver(through, spool, named, flush_after_rows=50) as receiver:
+        for start in range(0, 2000, 200):
+            breaks.append("once")
+            publish(_numbers(start, start + 200))
+            _until(receiver, start + 200)
+        eventually(lambda: queue() == (0, 1), "all are acked")
+        status = receiver.status()
+    assert _bodies(spool) == _numbers(0, 2000)
+    assert status.recognised > 0
+    assert status.resubscriptions > 0
+    assert (status.gaps, status.in_doubt) == (0, 0)
+
+
+def test_without_message_ids_nothing_is_lost_and_what_may_be_double_is_counted(
+    address, spool, publish, proxy, monkeypatch
+):
+    breaks = ["once"]
+
+    def reach(step):
+        if step == "receiver.ack" and breaks:
+            breaks.pop()
+            proxy.reset()
+
+    monkeypatch.setattr("fanout_source.receiver.reach", reach)
+    through = dataclasses.replace(address, port=proxy.port)
+    with Receiver(through, spool, Subscription(queue="audit")) as receiver:
+        publish(_numbers(0, 200), ids=False)
+        _until(receiver, 200)
+        publish([b"end"], ids=False)
+        while _bodies(spool)[-1] != b"end":
+            receiver.wait_for_more(spool.end, 1)
+        status = receiver.status()
+    assert set(_bodies(spool)) == {*_numbers(0, 200), b"end"}
+    assert status.in_doubt >= len(_bodies(spool)) - 201
+    assert status.in_doubt > 0
+
+
+def test_one_id_for_many_messages_loses_none(address, spool, publish_alike, proxy):
+    """What comes again is compared by its body too."""
+    through = dataclasses.replace(address, port=proxy.port)
+    receiver = Receiver(through, spool, Subscription(queue="audit"))
+    receiver.subscribe()
+    publish_alike(_numbers(0, 100), message_id="always the same")
+    receiver.consume()
+    _until(receiver, 100)
+    proxy.reset()
+    publish_alike(_numbers(100, 200), message_id="always the same")
+    _until(receiver, 200)
+    receiver.close()
+    assert _bodies(spool) == _numbers(0, 200)
+
+
+def test_what_may_come_again_is_kept_on_disk(address, spool, publish, proxy, monkeypatch):
+    """Though its reader has let go of it."""
+    breaks = []
+
+    def reach(step):
+        if step == "receiver.ack" and breaks:
+            breaks.pop()
+            proxy.reset()
+
+    monkeypatch.setattr("fanout_source.receiver.reach", reach)
+    through = dataclasses.replace(address, port=proxy.port)
+    named = Subscription(queue="audit")
+    with Receiver(through, spool, named, flush_after_rows=10, prefetch_count=60) as receiver:
+        for start in range(0, 600, 30):
+            if start == 570:
+                breaks.append("once")
+            publish(_numbers(start, start + 30))
+            receiver.drop_below(_until(receiver, start + 30))
+        publish([b"end"])
+        _until(receiver, 601)
+        assert receiver.status().recognised > 0
+    assert spool.start > 0, "the rest is gone"
+    assert spool.end == 601
+
+
+def test_a_second_subscriber_is_refused(address, spool, tmp_path, publish, monkeypatch):
+    monkeypatch.setattr("fanout_source.receiver._BUSY_SECONDS", 0.5)
+    named = Subscription(queue="audit")
+    with (
+        Receiver(address, spool, named) as first,
+        Spool.create(str(tmp_path / "other")) as other,
+    ):
+        publish([b"hello"])
+        _until(first, 1)
+        with pytest.raises(QueueBusy, match="'audit'.*has a consumer already.*choose another"):
+            Receiver(address, other, named).subscribe()
+    with Receiver(address, other, named):
+        pass  # the first has gone
+
+
+def test_two_that_begin_at_once_do_not_share_a_queue(address, spool, tmp_path, publish):
+    named = Subscription(queue="audit")
+    with Spool.create(str(tmp_path / "other")) as other_spool:
+        first, other = Receiver(address, spool, named), Receiver(address, other_spool, named)
+        first.subscribe()
+        other.subscribe()
+        first.consume()
+        publish([b"0"])
+        _until(first, 1)
+        other.consume()
+        publish([b"1"])
+        _until(first, 2)
+        assert other.status().next_offset == 0
+        first.close()
+        publish([b"2"])
+        _until(other, 1)  # it has waited for its turn
+        other.close()
+        assert _bodies(other_spool) == [b"2"]
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_queue_that_was_deleted_is_a_gap(address, spool, publish, queue, fail):
+    named = Subscription(queue="audit")
+    with Receiver(address, spool, named) as receiver:
+        publish([b"0"])
+        _until(receiver, 1)
+    queue.channel.queue_delete("audit")
+    spool.close()
+    again = Spool.open(spool.location, spool.id)
+    receiver = Receiver(address, again, named, fail_on_gap=fail)
+    if fail:
+        for _ in range(2):  # it is not created by the refusal
+            with pytest.raises(BrokerRefused, match="queue 'audit' was deleted, with what it held"):
+                receiver.subscribe()
+    else:
+        receiver.subscribe()
+        receiver.consume()
+        publish([b"1"])
+        _until(receiver, 2)
+        receiver.close()
+        [gap] = again.latest_gaps
+        assert "was deleted" in gap.reason
+        assert _bodies(again) == [b"0", b"1"]
+    again.close()
+
+
+def test_a_queue_that_is_deleted_meanwhile_is_a_gap(address, spool, publish, queue, eventually):
+    with Receiver(address, spool, Subscription(queue="audit")) as receiver:
+        publish([b"0"])
+        _until(receiver, 1)
+        queue.channel.queue_delete("audit")
+        eventually(lambda: receiver.status().gaps == 1, "the gap is recorded")
+        publish([b"1"])
+        _until(receiver, 2)
+    assert _bodies(spool) == [b"0", b"1"]
+
+
+def test_a_queue_that_was_made_differently_is_refused(address, spool, queue):
+    queue.channel.queue_declare("audit", durable=True)
+    named = Subscription(queue="audit", queue_arguments={"x-max-length": 10})
+    with pytest.raises(BrokerRefused, match=r"made differently \(x-max-length is none"):
+        Receiver(address, spool, named).subscribe()
+
+
+@pytest.mark.parametrize("declare", ["passive", "none"])
+def test_a_queue_of_somebody_else_is_taken_as_it_is(address, spool, publish, queue, declare):
+    named = Subscription(queue="audit", declare=declare)
+    publish([b"the exchange is there"])
+    with pytest.raises(BrokerRefused, match="no queue 'audit'.*only declare=auto creates it"):
+        Receiver(address, spool, named).subscribe()
+    queue.channel.queue_declare("audit", durable=True, arguments={"x-max-length": 1000})
+    queue.channel.queue_bind("audit", "logs")
+    with Receiver(address, spool, named) as receiver:
+        publish([b"0"])
+        _until(receiver, 1)
+    assert _bodies(spool) == [b"0"]
+
+
+@pytest.mark.parametrize("expire", [False, True])
+def test_a_backlog_is_drained_and_acked(address, spool, publish, queue, expire, eventually):
+    arguments = {"x-message-ttl": 1} if expire else {}
+    named = Subscription(queue="audit", queue_arguments=arguments)
+    receiver = Receiver(address, spool, named)
+    receiver.subscribe()
+    receiver.close()
+    publish(_numbers(0, 500))
+    receiver = Receiver(address, spool, named)
+    receiver.subscribe()
+    assert not receiver.is_drained()
+    if expire:
+        eventually(lambda: queue() == (0, 0), "all have expired")
+    receiver.consume()
+    eventually(receiver.is_drained, "the queue is drained")
+    if not expire:
+        assert spool.end == 500
+        assert queue() == (0, 1)
+    receiver.close()
