@@ -195,7 +195,7 @@ def test_a_second_subscriber_is_refused(address, spool, tmp_path, publish, monke
     ):
         publish([b"hello"])
         _until(first, 1)
-        with pytest.raises(QueueBusy, match="'audit'.*has a consumer already.*choose another"):
+        with pytest.raises(QueueBusy, match=r"'audit'.*has a consumer already.*choose another"):
             Receiver(address, other, named).subscribe()
     with Receiver(address, other, named):
         pass  # the first has gone
@@ -269,7 +269,7 @@ def test_a_queue_that_was_made_differently_is_refused(address, spool, queue):
 def test_a_queue_of_somebody_else_is_taken_as_it_is(address, spool, publish, queue, declare):
     named = Subscription(queue="audit", declare=declare)
     publish([b"the exchange is there"])
-    with pytest.raises(BrokerRefused, match="no queue 'audit'.*only declare=auto creates it"):
+    with pytest.raises(BrokerRefused, match=r"no queue 'audit'.*only declare=auto creates it"):
         Receiver(address, spool, named).subscribe()
     queue.channel.queue_declare("audit", durable=True, arguments={"x-max-length": 1000})
     queue.channel.queue_bind("audit", "logs")
