@@ -71,7 +71,31 @@ def open_connection(
     try:
         return pika.BlockingConnection(parameters, _impl_class=implementation)
     except Exception as error:
+        if address.tls is not None and _was_cut_off(error):
+            raise _explain_failed_open(
+                _ask_why(address, timeout_seconds) or error, address
+            ) from error
         raise _explain_failed_open(error, address) from error
+
+
+def _was_cut_off(error: Exception) -> bool:
+    return isinstance(error, amqp.IncompatibleProtocolError)
+
+
+def _ask_why(address: BrokerAddress, timeout_seconds: float) -> Exception | None:
+    """With TLS 1.3 a broker says what it thinks of our certificate only after the handshake, when
+    pika is writing already, and so hears nothing. Listen instead."""
+    assert address.tls is not None
+    place = (address.host, address.port)
+    try:
+        with (
+            socket.create_connection(place, timeout_seconds) as stream,
+            address.tls.context().wrap_socket(stream, server_hostname=address.host) as secured,
+        ):
+            secured.recv(1)
+    except OSError as error:
+        return error
+    return None
 
 
 def end_within(connection: pika.BlockingConnection, seconds: float) -> None:

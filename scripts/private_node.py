@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ PLUGINS = (
     "rabbitmq_management",
     "rabbitmq_consistent_hash_exchange",
     "rabbitmq_stream",
+    "rabbitmq_auth_mechanism_ssl",
     "rabbitmq_event_exchange",
     "rabbitmq_prometheus",
 )
@@ -115,16 +116,18 @@ def _script(name: str) -> Path | None:
 
 
 def _choose_ports() -> dict[str, int]:
-    """The usual port where it is free, any free one otherwise; all different.
-
-    Any: of those that no outgoing connection is given, since the node takes seconds to listen.
-    """
-    others = iter(random.sample(_OTHER_PORTS, 1000))
-    ports = {}
+    """The usual port where it is free, any free one otherwise; all different."""
+    ports: dict[str, int] = {}
     for name in ("amqp", "management", "prometheus", "stream", "distribution", "epmd"):
         wanted = _USUAL_PORTS.get(name)
-        ports[name] = wanted if wanted and _is_free(wanted) else next(filter(_is_free, others))
+        ports[name] = wanted if wanted and _is_free(wanted) else free_port(ports.values())
     return ports
+
+
+def free_port(taken: Collection[int] = ()) -> int:
+    """Of those that no outgoing connection is given: a node takes seconds to listen."""
+    ports = random.sample(_OTHER_PORTS, 1000)
+    return next(port for port in ports if port not in taken and _is_free(port))
 
 
 def _is_free(port: int) -> bool:
