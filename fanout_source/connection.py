@@ -23,7 +23,14 @@ from pika import exceptions as amqp
 from pika.adapters.utils import connection_workflow as workflow
 
 from .address import BrokerAddress
-from .errors import BrokerError, BrokerRefused, BrokerUnreachable, ConnectionLost, QueueBusy
+from .errors import (
+    BrokerError,
+    BrokerRefused,
+    BrokerUnreachable,
+    ConnectionLost,
+    NotPermitted,
+    QueueBusy,
+)
 
 # Patterns of what an account may configure, write and read.
 Rights = tuple[str, str, str]
@@ -146,10 +153,10 @@ def explain(
                 f"{doing}: another consumer has the queue on the broker at {address} "
                 f"({error.reply_text}): stop that one, or choose another queue"
             )
-        remedy = f"; {grant(address, rights)}" if error.reply_code == 403 else ""
-        return BrokerRefused(
-            f"{doing}: the broker at {address} refused it: {error.reply_text}{remedy}"
-        )
+        refused = f"{doing}: the broker at {address} refused it: {error.reply_text}"
+        if error.reply_code == 403:
+            return NotPermitted(f"{refused}; {_grant(address, rights)}")
+        return BrokerRefused(refused)
     if isinstance(error, amqp.ConnectionClosedByBroker):
         temporary = error.reply_code in _TEMPORARY
         return (ConnectionLost if temporary else BrokerRefused)(
@@ -162,7 +169,7 @@ def explain(
     )
 
 
-def grant(address: BrokerAddress, rights: Rights) -> str:
+def _grant(address: BrokerAddress, rights: Rights) -> str:
     """What to do about rights that an account does not have."""
     narrower = " (or narrower patterns)" if rights == ANY_RIGHTS else ""
     patterns = " ".join(f"'{pattern}'" for pattern in rights)

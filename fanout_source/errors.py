@@ -5,6 +5,7 @@
     ├── BrokerError             the broker could not do it
     │   ├── BrokerUnreachable   nobody answers: trying again may help
     │   ├── BrokerRefused       the broker said no: trying again will not help
+    │   │   └── NotPermitted    the account has not the right to do it
     │   ├── QueueBusy           another consumer has the queue: trying again may help
     │   ├── ConnectionLost      it worked, then it ended: trying again may help
     │   └── PublishFailed       messages that the broker did not confirm
@@ -37,6 +38,10 @@ class BrokerUnreachable(BrokerError):
 
 class BrokerRefused(BrokerError):
     """The broker answered and said no."""
+
+
+class NotPermitted(BrokerRefused):
+    """The account has not the right to do what was asked of the broker."""
 
 
 class QueueBusy(BrokerError):

@@ -37,6 +37,7 @@ from .errors import (
     BrokerRefused,
     BrokerUnreachable,
     FanoutError,
+    NotPermitted,
     OptionError,
     QueueBusy,
 )
@@ -295,7 +296,9 @@ class Receiver:
             self._end_session(session)
             if cause is None:
                 return
-            if self._fail_on_gap and not self._subscription.is_named:
+            if isinstance(cause, NotPermitted) or (
+                self._fail_on_gap and not self._subscription.is_named
+            ):
                 raise cause
             _log.warning("the subscription to %s ended: %s", session, cause)
             if time.monotonic() - began > _STABLE_SECONDS:
