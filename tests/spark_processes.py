@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 import local_spark
+from processes import descendants
 
 JOBS = local_spark.PROJECT / "jobs"
 # A JVM that lives for seconds takes a third less CPU when it does not optimise itself for hours.
@@ -80,3 +82,11 @@ def written(spark: SparkSession, path: Path) -> list[str]:
     except AnalysisException:
         return []  # no batch has been committed yet
     return [row.message for row in rows]
+
+
+def kill_family(process: subprocess.Popen[bytes]) -> None:
+    """Driver, JVM and workers at once, as when a machine goes."""
+    for pid in [process.pid, *descendants(process.pid)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait(60)

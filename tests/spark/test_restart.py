@@ -1,6 +1,5 @@
 """Restarts: what was received is in the sink, once, and what was planned comes again."""
 
-import contextlib
 import json
 import os
 import random
@@ -12,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from processes import descendants, planners
+from spark_processes import kill_family
 from waiting import until
 from witness import Witness
 
@@ -167,7 +167,7 @@ def test_every_acked_message_is_in_parquet_once_through_kills_of_the_driver(
                 published += batch
                 if life < kills and published >= kill_at and process.poll() is None:
                     time.sleep(moments.uniform(0, 3))
-                    _kill_family(process)  # and emitters go on
+                    kill_family(process)  # and emitters go on
             if life < kills:
                 eventually(lambda: management.get("queues", vhost) == [], "its queue is gone")
         eventually(lambda: _committed_all(witness, rows), "all that was acked is there", 120)
@@ -182,11 +182,3 @@ def test_every_acked_message_is_in_parquet_once_through_kills_of_the_driver(
 
 def _committed_all(witness, rows):
     return set(witness.acked) <= {bytes(row.body) for row in rows()}
-
-
-def _kill_family(process):
-    """Driver, JVM and workers at once, as when a machine goes."""
-    for pid in [process.pid, *descendants(process.pid)]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    process.wait(60)
