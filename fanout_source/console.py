@@ -100,6 +100,10 @@ def _print(rows: DataFrame, lines: Callable[[Iterable[Any]], Iterable[str]]) -> 
             for line in lines(batch.toLocalIterator()):
                 sys.stdout.write(line + "\n")
             sys.stdout.flush()
+            if job.is_stdout_closed():
+                job.stop()
+        except BrokenPipeError:  # whoever reads our output has seen enough
+            job.stop()
         except (Py4JError, PySparkException) as error:
             # Spark searches the text of a Py4JError with a pattern that overflows its stack.
             raise job.JobFailed(job.explain(error)) from None
@@ -109,10 +113,10 @@ def _print(rows: DataFrame, lines: Callable[[Iterable[Any]], Iterable[str]]) -> 
 
 def _painted(text: str, severity: str, coloured: bool) -> str:
     colour = _COLOURS.get(severity) if coloured else None
-    return f"\x1b[{colour}m{_escaped(text)}\x1b[0m" if colour else _escaped(text)
+    return f"\x1b[{colour}m{escaped(text)}\x1b[0m" if colour else escaped(text)
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Without anything that could move the cursor or pretend to be another line."""
     if text.isprintable():
         return text

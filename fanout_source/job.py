@@ -11,8 +11,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
@@ -28,8 +29,8 @@ from .errors import FanoutError
 _POLL_SECONDS = 0.2
 _BEGIN_SECONDS = 10.0
 _OF_JAVA = re.compile(r"(?:Caused by: )?(?:[a-z]\w*\.)+[A-Z]\w*(?:Exception|Error): ")
-# They log an error that is raised as well, as a page of JSON.
-_SAY_IT_TWICE = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+_UNIT = "(?:microsecond|millisecond|second|minute|hour|day|week)s?"
+_INTERVAL = re.compile(rf"(?:[0-9]+ {_UNIT})(?: [0-9]+ {_UNIT})*", re.IGNORECASE)
 # What a traceback ends with.
 _OF_PYTHON = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)")
 _OURS = re.compile(r"fanout_source\.errors\.\w+: (.*)")
@@ -51,9 +52,7 @@ def run(main: Callable[[], None]) -> None:
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
     """A parser with what every subscriber needs to know."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = _Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", help="amqp://user:password@host:port/vhost (default: FANOUT_URL)")
     parser.add_argument("--exchange", default="logs", help="default: logs")
     parser.add_argument(
@@ -67,23 +66,35 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 def session(name: str) -> Iterator[SparkSession]:
     """A Spark session that ends with the job, whose Python workers are of this same Python."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    for logger in _SAY_IT_TWICE:
-        PySparkLogger.getLogger(logger).disabled = True
+    say_errors_once()
     _stop_at_signals()
     SparkContext._ensure_initialized()
     _stop_at_signals_to_the_jvm()
-    spark = SparkSession.builder.appName(name).getOrCreate()
-    _stop_at_signals()  # Spark has set its own
+    with ThreadPoolExecutor(1) as thread:
+        # In the main thread Spark would set a handler for SIGINT, which shows a traceback.
+        spark = thread.submit(SparkSession.builder.appName(name).getOrCreate).result()
     try:
         _register(spark)
         yield spark
     finally:
-        # From here on everything is given up by intent, with a page of Java for each.
-        spark.sparkContext.setLogLevel("OFF")
+        _silence_spark()
         for query in spark.streams.active:
             with suppress(PySparkException, Py4JError):
                 query.stop()
         spark.stop()
+
+
+def _silence_spark() -> None:
+    """From here on everything is given up by intent, with a page of Java for each."""
+    gateway: Any = SparkContext._gateway
+    log4j = gateway.jvm.org.apache.logging.log4j
+    log4j.core.config.Configurator.setAllLevels("", log4j.Level.OFF)
+
+
+def say_errors_once() -> None:
+    """Let pyspark not log an error that it raises as well, as a page of JSON."""
+    for logger in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        PySparkLogger.getLogger(logger).disabled = True
 
 
 def _register(spark: SparkSession) -> None:
@@ -157,6 +168,19 @@ def whole_number(least: int) -> Callable[[str], int]:
     return convert
 
 
+def interval(text: str) -> str:
+    """The type of an argument that is a time, as Spark writes it."""
+    if not _INTERVAL.fullmatch(text.strip()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as '30 seconds'")
+    return text.strip()
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        _complain(f"{self.prog.removesuffix('.py')}: {message} (--help tells more)")
+        sys.exit(2)
+
+
 def _option(text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not name or not separator:
@@ -166,11 +190,23 @@ def _option(text: str) -> tuple[str, str]:
 
 def _complain(line: str) -> None:
     """Say it on stderr: under `spark-submit` that of the JVM, which sends ours to its stdout."""
-    gateway = SparkContext._gateway
-    if under_spark_submit() and gateway is not None:
+    if under_spark_submit():
+        SparkContext._ensure_initialized()
+        gateway: Any = SparkContext._gateway
         gateway.jvm.System.err.println(line)
     else:
         print(line, file=sys.stderr)
+
+
+def stop() -> None:
+    """End the job, as a signal does."""
+    _stopping.set()
+
+
+def is_stdout_closed() -> bool:
+    """Whether nobody reads what the JVM writes for us under `spark-submit`."""
+    gateway: Any = SparkContext._gateway
+    return under_spark_submit() and bool(gateway.jvm.System.out.checkError())
 
 
 def under_spark_submit() -> bool:

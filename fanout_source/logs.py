@@ -17,7 +17,7 @@ from .severity import SEVERITIES
 
 _RECORD = "time string, severity string, host string, logger string, message string"
 _OTHER_NAMES = {"warn": "warning", "err": "error", "crit": "critical", "fatal": "critical"}
-_PREFIX = rf"(?is)^\s*({'|'.join((*SEVERITIES, *_OTHER_NAMES))})\s*:\s*(.*)$"
+_PREFIX = rf"(?is)^[\s\ufeff]*({'|'.join((*SEVERITIES, *_OTHER_NAMES))})\s*:\s*(.*)$"
 
 
 def parse(messages: DataFrame) -> DataFrame:
@@ -36,16 +36,17 @@ def parse(messages: DataFrame) -> DataFrame:
     )
     known = f.col("_record")
     severity = f.coalesce(
-        f.lower(known.severity),
+        f.nullif(f.lower(f.trim(known.severity)), f.lit("")),
         f.when(known.isNull(), f.col("_prefix")),
         f.lower(f.try_element_at("headers", f.lit("severity"))),
         f.lit("info"),
     )
+    date = f.when(known.time.contains("-"), known.time)  # a number alone would be a year
     plain = f.when(f.col("_prefix").isNotNull(), f.regexp_extract("_text", _PREFIX, 2)).otherwise(
         f.col("_text")
     )
     return parsed.select(
-        f.coalesce(f.try_to_timestamp(known.time), "timestamp", "received_at").alias("time"),
+        f.coalesce(f.try_to_timestamp(date), "timestamp", "received_at").alias("time"),
         _by_its_usual_name(severity).alias("severity"),
         f.coalesce(known.host, f.try_element_at("headers", f.lit("host"))).alias("host"),
         known.logger.alias("logger"),

@@ -18,7 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What a job must know to `write`."""
     parser.add_argument("--path", required=True, type=_folder, help="folder of the Parquet files")
     parser.add_argument("--checkpoint", help="default: <path>.checkpoint")
-    parser.add_argument("--trigger", default="30 seconds", help="how often (default: 30 seconds)")
+    parser.add_argument(
+        "--trigger", type=job.interval, default="30 seconds", help="how often (default: 30 seconds)"
+    )
     parser.add_argument(
         "--files", type=job.whole_number(1), default=1, metavar="N",
         help="how many files to write at a trigger, by as many tasks (default: 1)",
@@ -43,8 +45,8 @@ def write(
 
 
 def _folder(text: str) -> str:
-    if not text.strip("/"):
-        raise OptionError(f"{text!r} is not the name of a folder for Parquet files")
+    if not text.strip("/ "):
+        raise argparse.ArgumentTypeError(f"{text!r} is no folder for Parquet files")
     return text.rstrip("/")
 
 

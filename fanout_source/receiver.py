@@ -300,7 +300,7 @@ class Receiver:
                 self._fail_on_gap and not self._subscription.is_named
             ):
                 raise cause
-            _log.warning("the subscription to %s ended: %s", session, cause)
+            _log.warning("the subscription to %s ended: %s; trying again", session, cause)
             if time.monotonic() - began > _STABLE_SECONDS:
                 pause_seconds = _FIRST_RETRY_SECONDS
             renewed, pause_seconds = self._reopen_session(pause_seconds)

@@ -13,11 +13,18 @@ from fanout_source import console, job, logs
 
 def main() -> None:
     parser = job.arguments(__doc__)
-    parser.add_argument("--window", default="10 seconds", help="default: 10 seconds")
     parser.add_argument(
-        "--watermark", default="1 minute", help="how late a record may be (default: 1 minute)"
+        "--window", type=job.interval, default="10 seconds", help="default: 10 seconds"
     )
-    parser.add_argument("--trigger", default="5 seconds", help="default: 5 seconds")
+    parser.add_argument(
+        "--watermark",
+        type=job.interval,
+        default="1 minute",
+        help="how late a record may be (default: 1 minute)",
+    )
+    parser.add_argument(
+        "--trigger", type=job.interval, default="5 seconds", help="default: 5 seconds"
+    )
     given = parser.parse_args()
     with job.temporary_spool() as spool, job.session("severity rates") as spark:
         records = logs.parse(job.subscribe(spark, given, spoolDir=spool))

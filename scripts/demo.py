@@ -27,6 +27,7 @@ from pyspark.sql import Row, SparkSession
 import bindings
 import broker
 import local_spark
+from fanout_source import job
 from fanout_source.publisher import Publisher
 from fanout_source.severity import SEVERITIES
 from machine import SetupError
@@ -36,6 +37,7 @@ from sample_logs import sample_logs
 
 JOBS = local_spark.PROJECT / "jobs"
 PATIENCE_SECONDS = 60
+STOP_SECONDS = 10
 BOLD, GREEN, RED, PLAIN = "\x1b[1m", "\x1b[32m", "\x1b[31m", "\x1b[0m"
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
@@ -64,15 +66,20 @@ class Job:
             lines = self._log.read_text(errors="replace").strip().splitlines() or ["no output"]
             raise SetupError(f"{self.name} ended with exit code {code}: {lines[-1]}")
 
-    def stop(self) -> None:
-        """End it as Ctrl-C would."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(PATIENCE_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
+    def ask_to_end(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def end(self) -> None:
+        """By force, when asking did not help."""
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
         self._reader.join()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, number)
 
     def _show(self) -> None:
         for line in self._process.stdout or ():
@@ -110,8 +117,12 @@ def main() -> int:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=1000, help="records (default: 1000)")
-    parser.add_argument("--rate", type=int, default=50, help="records a second (default: 50)")
+    parser.add_argument(
+        "--count", type=job.whole_number(1), default=1000, help="records (default: 1000)"
+    )
+    parser.add_argument(
+        "--rate", type=job.whole_number(1), default=50, help="records a second (default: 50)"
+    )
     parser.add_argument("--folder", type=Path, default=broker.RUN / "demo", help="for its files")
     return parser.parse_args()
 
@@ -129,8 +140,12 @@ def _subscribers(used: broker.Broker, logs: Path) -> Iterator[tuple[Job, Job]]:
             raise SetupError(f"the subscribers did not start: see *.log in {logs.parent}")
         yield jobs[0], jobs[1]
     finally:
-        for job in jobs:
-            job.stop()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C does not leave them alone
+        for started in jobs:
+            started.ask_to_end()
+        for started in jobs:
+            started.end()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _queues(used: broker.Broker) -> set[str]:
@@ -145,8 +160,8 @@ def _emit(used: broker.Broker, count: int, rate: int, *jobs: Job) -> Counter[str
     with Publisher(used.address, "logs") as publisher:
         for number, message in enumerate(sample_logs(count)):
             time.sleep(max(0.0, started + number / rate - time.monotonic()))
-            for job in jobs:
-                job.require_life()
+            for started in jobs:
+                started.require_life()
             publisher.publish(*message)
             said[json.loads(message.body)["message"]] += 1
     return said
@@ -158,8 +173,8 @@ def _await(condition: Callable[[], bool], *jobs: Job) -> bool:
     while time.monotonic() < give_up:
         if condition():
             return True
-        for job in jobs:
-            job.require_life()
+        for started in jobs:
+            started.require_life()
         time.sleep(0.2)
     return False
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from fanout_source import job
+
 PROJECT = Path(__file__).resolve().parent.parent
 
 
@@ -29,6 +31,7 @@ def environment(**more: str) -> dict[str, str]:
 def session(name: str) -> Iterator[SparkSession]:
     """A session in this process, with the same settings."""
     os.environ.update(environment())
+    job.say_errors_once()
     spark = SparkSession.builder.appName(name).getOrCreate()
     try:
         yield spark

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import random
 import shutil
@@ -50,7 +51,7 @@ def start(home: Path) -> tuple[str, str, dict[str, Any]]:
     """Start the node that lives in `home`; returns its URL, its management URL, its process."""
     home.mkdir(parents=True, exist_ok=True)
     end_all(home)  # what is left of one that was killed, or does not answer
-    ports = _choose_ports()
+    ports = _choose_ports(home)
     environment = _environment(home, ports)
     _write_configuration(home, ports)
     # epmd first, in the foreground: Erlang would otherwise start one as a daemon of the machine.
@@ -115,12 +116,17 @@ def _script(name: str) -> Path | None:
     return Path(found) if found else None
 
 
-def _choose_ports() -> dict[str, int]:
-    """The usual port where it is free, any free one otherwise; all different."""
+def _choose_ports(home: Path) -> dict[str, int]:
+    """The port of last time, or the usual one, where it is free, any free one otherwise; all
+    different. Whoever is subscribed finds a node again that was stopped and started."""
+    kept, last = home / "ports.json", {}
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        last = {str(name): int(port) for name, port in dict(json.loads(kept.read_text())).items()}
     ports: dict[str, int] = {}
     for name in ("amqp", "management", "prometheus", "stream", "distribution", "epmd"):
-        wanted = _USUAL_PORTS.get(name)
+        wanted = last.get(name) or _USUAL_PORTS.get(name)
         ports[name] = wanted if wanted and _is_free(wanted) else free_port(ports.values())
+    kept.write_text(json.dumps(ports))
     return ports
 
 

@@ -11,7 +11,7 @@ import argparse
 from pyspark.errors import AnalysisException, PySparkException
 
 import local_spark
-from fanout_source import job
+from fanout_source import console, job
 from machine import SetupError
 from program import run
 
@@ -33,7 +33,8 @@ def main() -> None:
                 f"nothing has been written to {given.path} yet: make parquet"
             ) from error
         try:
-            spark.sql(given.sql).show(_MOST_ROWS, truncate=False)
+            table = spark.sql(given.sql)._show_string(_MOST_ROWS, truncate=False)
+            print("\n".join(map(console.escaped, table.splitlines())))
         except PySparkException as error:
             raise SetupError(job.explain(error)) from error
 
