@@ -46,6 +46,8 @@ def run(main: Callable[[], None]) -> None:
     try:
         main()
     except (JobFailed, FanoutError, PySparkException, Py4JError, OSError) as error:
+        if _stopping.is_set():
+            return  # a signal to all of its processes has ended one that it was waiting for
         _complain(f"{name}: {explain(error)}")
         sys.exit(1)
 
