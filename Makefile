@@ -7,7 +7,8 @@ READY := .venv/ready
 # As it was typed: make would otherwise expand what looks like a variable in it.
 override MSG := $(value MSG)
 override SQL := $(value SQL)
-export MSG SQL
+override QUEUE := $(value QUEUE)
+export MSG SQL QUEUE
 # What the jobs write, and what `make query` asks.
 LOGS ?= .run/logs
 SUBMIT = PATH="$(CURDIR)/.venv/bin:$$PATH" SPARK_CONF_DIR="$(CURDIR)/conf" \
@@ -70,6 +71,11 @@ emit: broker ## Publish one log message: make emit MSG="hello"
 .PHONY: bindings
 bindings: broker ## Show the exchanges and who is subscribed
 	@$(PY) scripts/bindings.py
+
+.PHONY: unsubscribe
+unsubscribe: broker ## Remove the queue of a named subscription: make unsubscribe QUEUE=audit
+	@test -n "$$QUEUE" || { echo 'make unsubscribe needs a queue: make unsubscribe QUEUE=audit' >&2; exit 1; }
+	@$(PY) scripts/unsubscribe.py -- "$$QUEUE"
 
 .PHONY: lint
 lint: $(READY) ## Check style (ruff) and types (mypy)

@@ -63,7 +63,7 @@ def ensure_queue(
     `before_creating` is called when it does not exist, and may raise.
     """
     doing = f"declaring queue {name!r}"
-    found = _look_for_queue(connection, address, name)
+    found = look_for_queue(connection, address, name)
     if found is None:
         if not may_create:
             raise BrokerRefused(
@@ -93,7 +93,7 @@ def ensure_queue(
     return found.message_count if found else 0
 
 
-def _look_for_queue(
+def look_for_queue(
     connection: pika.BlockingConnection, address: BrokerAddress, name: str
 ) -> Any | None:
     with explained(address, f"looking for queue {name!r}"):

@@ -141,10 +141,10 @@ def _subscribers(used: broker.Broker, logs: Path) -> Iterator[tuple[Job, Job]]:
         yield jobs[0], jobs[1]
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C does not leave them alone
-        for started in jobs:
-            started.ask_to_end()
-        for started in jobs:
-            started.end()
+        for each in jobs:
+            each.ask_to_end()
+        for each in jobs:
+            each.end()
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -160,8 +160,8 @@ def _emit(used: broker.Broker, count: int, rate: int, *jobs: Job) -> Counter[str
     with Publisher(used.address, "logs") as publisher:
         for number, message in enumerate(sample_logs(count)):
             time.sleep(max(0.0, started + number / rate - time.monotonic()))
-            for started in jobs:
-                started.require_life()
+            for each in jobs:
+                each.require_life()
             publisher.publish(*message)
             said[json.loads(message.body)["message"]] += 1
     return said
@@ -173,8 +173,8 @@ def _await(condition: Callable[[], bool], *jobs: Job) -> bool:
     while time.monotonic() < give_up:
         if condition():
             return True
-        for started in jobs:
-            started.require_life()
+        for each in jobs:
+            each.require_life()
         time.sleep(0.2)
     return False
 

@@ -1,0 +1,47 @@
+"""Removing a queue that is no longer wanted."""
+
+import subprocess
+
+import pytest
+
+from fanout_source.connection import open_connection
+
+
+@pytest.fixture
+def channel(address):
+    with open_connection(address) as connection:
+        channel = connection.channel()
+        channel.queue_declare("audit", durable=True, arguments={"x-queue-type": "quorum"})
+        yield channel
+
+
+@pytest.fixture
+def unsubscribe(script, url):
+    def run(*arguments):
+        command = script("unsubscribe.py", "--url", url, *arguments)
+        return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+    return run
+
+
+def test_an_empty_queue_goes(unsubscribe, channel, management, vhost):
+    ran = unsubscribe("audit")
+    assert (ran.returncode, ran.stdout) == (0, "queue 'audit' is gone, with 0 messages\n")
+    assert management.get("queues", vhost) == []
+
+
+def test_messages_are_not_removed_without_a_word(unsubscribe, channel, management, vhost):
+    channel.confirm_delivery()
+    channel.basic_publish("", "audit", b"precious")
+    ran = unsubscribe("audit")
+    assert ran.returncode == 1
+    assert "queue 'audit' holds 1 messages: --yes removes them too" in ran.stderr
+    assert len(management.get("queues", vhost)) == 1
+    assert unsubscribe("audit", "--yes").returncode == 0
+    assert management.get("queues", vhost) == []
+
+
+def test_a_queue_with_a_subscriber_or_without_existence_is_refused(unsubscribe, channel):
+    channel.basic_consume("audit", lambda *_: None)
+    assert "has a subscriber: stop it first" in unsubscribe("audit").stderr
+    assert "there is no queue 'adit'" in unsubscribe("adit").stderr
