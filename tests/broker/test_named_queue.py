@@ -110,13 +110,13 @@ def test_what_was_spooled_and_not_acked_is_recognised(
 
     monkeypatch.setattr("fanout_source.receiver.reach", reach)
     with Receiver(through, spool, named, flush_after_rows=50) as receiver:
-        for start in range(0, 2000, 200):
+        for start in range(0, 1000, 200):
             breaks.append("once")
             publish(_numbers(start, start + 200))
             _until(receiver, start + 200)
         eventually(lambda: queue() == (0, 1), "all are acked")
         status = receiver.status()
-    assert _bodies(spool) == _numbers(0, 2000)
+    assert _bodies(spool) == _numbers(0, 1000)
     assert status.recognised > 0
     assert status.resubscriptions > 0
     assert (status.gaps, status.in_doubt) == (0, 0)
