@@ -65,7 +65,7 @@ def test_a_query_shows_its_password_nowhere(
     ]
     shown = [*plans, *(p.json for p in query.recentProgress), str(query.status)]
     query.stop()
-    refused = read(url=secret_url, exchange="amq.direct")
+    refused = read(url=secret_url, exchange="amq.direct", exchangeType="fanout")
     query = start(refused, "refused", subscribed=False)
     with pytest.raises(Exception, match="is of type 'direct'") as failure:
         query.awaitTermination(60)

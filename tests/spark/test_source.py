@@ -231,7 +231,7 @@ def test_continuous_processing_is_refused(read):
     [
         ({"url": "amqp://guest:geheim@127.0.0.1:1/"}, "no broker listens at 127.0.0.1:1"),
         ({"password": "geheim"}, "refused the login of user 'guest'"),
-        ({"exchange": "amq.direct"}, "is of type 'direct', not 'fanout'"),
+        ({"exchange": "amq.direct", "exchangeType": "fanout"}, "is of type 'direct', not 'fanout'"),
         ({"exchange": "absent", "declare": "passive"}, "there is no exchange 'absent'"),
         ({"spoolDir": "/dev/null/spool"}, "cannot create /dev/null/spool/"),
     ],
