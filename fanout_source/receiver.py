@@ -387,11 +387,12 @@ class Receiver:
                 failures.append(error)
         if len(failures) == 1:
             raise failures[0]
-        # Refused by all of them: nothing to wait for.
-        hopeless = all(isinstance(failure, BrokerRefused) for failure in failures)
-        raise (BrokerRefused if hopeless else BrokerUnreachable)(
-            f"none of {len(failures)} brokers will do: " + "; ".join(map(str, failures))
-        )
+        kind: type[BrokerError] = BrokerUnreachable
+        if any(isinstance(failure, QueueBusy) for failure in failures):
+            kind = QueueBusy
+        elif all(isinstance(failure, BrokerRefused) for failure in failures):
+            kind = BrokerRefused  # nothing to wait for
+        raise kind(f"none of {len(failures)} brokers will do: " + "; ".join(map(str, failures)))
 
     def _open_session_when_free(self) -> Session:
         """The consumer of a predecessor that was killed may be there for a moment."""

@@ -11,13 +11,16 @@ from urllib.parse import quote
 from uuid import uuid4
 
 import hypothesis
+import pika
 import pytest
 
 import broker as brokers
 from fanout_source.address import BrokerAddress
 from fanout_source.errors import FanoutError
+from fanout_source.publisher import Publisher
 from machine import SetupError
 from management import Management
+from proxy import Proxy
 from waiting import wait_until
 
 hypothesis.settings.register_profile("default", deadline=None)  # a shared machine stutters
@@ -87,3 +90,22 @@ def script() -> Callable[..., list[str]]:
 @pytest.fixture
 def eventually() -> Callable[..., Any]:
     return wait_until
+
+
+@pytest.fixture
+def proxy(address: BrokerAddress) -> Iterator[Proxy]:
+    with Proxy(address.host, address.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def publish(address: BrokerAddress) -> Iterator[Callable[..., None]]:
+    """Publishes bodies, confirmed."""
+    with Publisher(address) as publisher:
+
+        def send(bodies: list[bytes], **properties: Any) -> None:
+            for body in bodies:
+                publisher.publish(body, pika.BasicProperties(**properties))
+            publisher.flush()
+
+        yield send

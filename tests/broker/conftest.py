@@ -3,16 +3,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pika
 import pytest
 
 from fanout_source.address import BrokerAddress
 from fanout_source.connection import open_connection
-from fanout_source.publisher import Publisher
 from fanout_source.spool import Spool
-from proxy import Proxy
 
 
 class Subscriber:
@@ -62,22 +59,3 @@ def subscribe(address: BrokerAddress) -> Iterator[Callable[..., Subscriber]]:
 def spool(tmp_path: Path) -> Iterator[Spool]:
     with Spool.create(str(tmp_path / "spool")) as spool:
         yield spool
-
-
-@pytest.fixture
-def proxy(address: BrokerAddress) -> Iterator[Proxy]:
-    with Proxy(address.host, address.port) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def publish(address: BrokerAddress) -> Iterator[Callable[..., None]]:
-    """Publishes bodies, confirmed."""
-    with Publisher(address) as publisher:
-
-        def send(bodies: list[bytes], **properties: Any) -> None:
-            for body in bodies:
-                publisher.publish(body, pika.BasicProperties(**properties))
-            publisher.flush()
-
-        yield send

@@ -36,13 +36,13 @@ def _until(receiver, count):
 
 
 @pytest.fixture
-def publish(address):
-    """With a message id each, durable."""
+def emit(address):
+    """Publishes bodies, confirmed, each with a message id of its own."""
     with Publisher(address) as publisher:
 
-        def send(bodies, *, ids=True):
+        def send(bodies):
             for body in bodies:
-                name = uuid.uuid4().hex if ids else None
+                name = uuid.uuid4().hex
                 publisher.publish(body, pika.BasicProperties(message_id=name, delivery_mode=2))
             publisher.flush()
 
@@ -50,16 +50,17 @@ def publish(address):
 
 
 @pytest.fixture
-def publish_alike(address):
-    """With the same properties for all."""
-    with Publisher(address) as publisher:
+def break_at_ack(proxy, monkeypatch):
+    """`break_at_ack()`: the next time that something is to be acked, the connection breaks."""
+    breaks = []
 
-        def send(bodies, **properties):
-            for body in bodies:
-                publisher.publish(body, pika.BasicProperties(**properties))
-            publisher.flush()
+    def reach(step):
+        if step == "receiver.ack" and breaks:
+            breaks.pop()
+            proxy.reset()
 
-        yield send
+    monkeypatch.setattr("fanout_source.receiver.reach", reach)
+    return lambda: breaks.append("once")
 
 
 @pytest.fixture
@@ -77,17 +78,17 @@ def queue(address):
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_what_flows_meanwhile_waits_and_comes_in_order_once(address, spool, publish, kind, queue):
+def test_what_flows_meanwhile_waits_and_comes_in_order_once(address, spool, emit, kind, queue):
     named = Subscription(queue="audit", queue_type=kind)
     with Receiver(address, spool, named) as receiver:
-        publish(_numbers(0, 100))
+        emit(_numbers(0, 100))
         _until(receiver, 100)
     assert queue() == (0, 0)
-    publish(_numbers(100, 300))
+    emit(_numbers(100, 300))
     spool.close()
     again = Spool.open(spool.location, spool.id)
     with Receiver(address, again, named) as receiver:
-        publish(_numbers(300, 400))
+        emit(_numbers(300, 400))
         _until(receiver, 400)
         status = receiver.status()
     assert _bodies(again) == _numbers(0, 400)
@@ -97,23 +98,15 @@ def test_what_flows_meanwhile_waits_and_comes_in_order_once(address, spool, publ
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_what_was_spooled_and_not_acked_is_recognised(
-    address, spool, publish, proxy, kind, queue, monkeypatch, eventually
+    address, spool, emit, proxy, kind, queue, break_at_ack, eventually
 ):
     """The connection breaks between the sync and the ack, again and again."""
     named = Subscription(queue="audit", queue_type=kind)
     through = dataclasses.replace(address, port=proxy.port)
-    breaks = []
-
-    def reach(step):
-        if step == "receiver.ack" and breaks:
-            breaks.pop()
-            proxy.reset()
-
-    monkeypatch.setattr("fanout_source.receiver.reach", reach)
     with Receiver(through, spool, named, flush_after_rows=50) as receiver:
         for start in range(0, 1000, 200):
-            breaks.append("once")
-            publish(_numbers(start, start + 200))
+            break_at_ack()
+            emit(_numbers(start, start + 200))
             _until(receiver, start + 200)
         eventually(lambda: queue() == (0, 1), "all are acked")
         status = receiver.status()
@@ -124,21 +117,14 @@ def test_what_was_spooled_and_not_acked_is_recognised(
 
 
 def test_without_message_ids_nothing_is_lost_and_what_may_be_double_is_counted(
-    address, spool, publish, proxy, monkeypatch
+    address, spool, publish, proxy, break_at_ack
 ):
-    breaks = ["once"]
-
-    def reach(step):
-        if step == "receiver.ack" and breaks:
-            breaks.pop()
-            proxy.reset()
-
-    monkeypatch.setattr("fanout_source.receiver.reach", reach)
+    break_at_ack()
     through = dataclasses.replace(address, port=proxy.port)
     with Receiver(through, spool, Subscription(queue="audit")) as receiver:
-        publish(_numbers(0, 200), ids=False)
+        publish(_numbers(0, 200))
         _until(receiver, 200)
-        publish([b"end"], ids=False)
+        publish([b"end"])
         while _bodies(spool)[-1] != b"end":
             receiver.wait_for_more(spool.end, 1)
         status = receiver.status()
@@ -147,54 +133,46 @@ def test_without_message_ids_nothing_is_lost_and_what_may_be_double_is_counted(
     assert status.in_doubt > 0
 
 
-def test_one_id_for_many_messages_loses_none(address, spool, publish_alike, proxy):
+def test_one_id_for_many_messages_loses_none(address, spool, publish, proxy):
     """What comes again is compared by its body too."""
     through = dataclasses.replace(address, port=proxy.port)
     receiver = Receiver(through, spool, Subscription(queue="audit"))
     receiver.subscribe()
-    publish_alike(_numbers(0, 100), message_id="always the same")
+    publish(_numbers(0, 100), message_id="always the same")
     receiver.consume()
     _until(receiver, 100)
     proxy.reset()
-    publish_alike(_numbers(100, 200), message_id="always the same")
+    publish(_numbers(100, 200), message_id="always the same")
     _until(receiver, 200)
     receiver.close()
     assert _bodies(spool) == _numbers(0, 200)
 
 
-def test_what_may_come_again_is_kept_on_disk(address, spool, publish, proxy, monkeypatch):
+def test_what_may_come_again_is_kept_on_disk(address, spool, emit, proxy, break_at_ack):
     """Though its reader has let go of it."""
-    breaks = []
-
-    def reach(step):
-        if step == "receiver.ack" and breaks:
-            breaks.pop()
-            proxy.reset()
-
-    monkeypatch.setattr("fanout_source.receiver.reach", reach)
     through = dataclasses.replace(address, port=proxy.port)
     named = Subscription(queue="audit")
     with Receiver(through, spool, named, flush_after_rows=10, prefetch_count=60) as receiver:
         for start in range(0, 600, 30):
             if start == 570:
-                breaks.append("once")
-            publish(_numbers(start, start + 30))
+                break_at_ack()
+            emit(_numbers(start, start + 30))
             receiver.drop_below(_until(receiver, start + 30))
-        publish([b"end"])
+        emit([b"end"])
         _until(receiver, 601)
         assert receiver.status().recognised > 0
     assert spool.start > 0, "the rest is gone"
     assert spool.end == 601
 
 
-def test_a_second_subscriber_is_refused(address, spool, tmp_path, publish, monkeypatch):
+def test_a_second_subscriber_is_refused(address, spool, tmp_path, emit, monkeypatch):
     monkeypatch.setattr("fanout_source.receiver._BUSY_SECONDS", 0.5)
     named = Subscription(queue="audit")
     with (
         Receiver(address, spool, named) as first,
         Spool.create(str(tmp_path / "other")) as other,
     ):
-        publish([b"hello"])
+        emit([b"hello"])
         _until(first, 1)
         with pytest.raises(QueueBusy, match=r"'audit'.*has a consumer already.*choose another"):
             Receiver(address, other, named).subscribe()
@@ -202,31 +180,31 @@ def test_a_second_subscriber_is_refused(address, spool, tmp_path, publish, monke
         pass  # the first has gone
 
 
-def test_two_that_begin_at_once_do_not_share_a_queue(address, spool, tmp_path, publish):
+def test_two_that_begin_at_once_do_not_share_a_queue(address, spool, tmp_path, emit):
     named = Subscription(queue="audit")
     with Spool.create(str(tmp_path / "other")) as other_spool:
         first, other = Receiver(address, spool, named), Receiver(address, other_spool, named)
         first.subscribe()
         other.subscribe()
         first.consume()
-        publish([b"0"])
+        emit([b"0"])
         _until(first, 1)
         other.consume()
-        publish([b"1"])
+        emit([b"1"])
         _until(first, 2)
         assert other.status().next_offset == 0
         first.close()
-        publish([b"2"])
+        emit([b"2"])
         _until(other, 1)  # it has waited for its turn
         other.close()
         assert _bodies(other_spool) == [b"2"]
 
 
 @pytest.mark.parametrize("fail", [True, False])
-def test_a_queue_that_was_deleted_is_a_gap(address, spool, publish, queue, fail):
+def test_a_queue_that_was_deleted_is_a_gap(address, spool, emit, queue, fail):
     named = Subscription(queue="audit")
     with Receiver(address, spool, named) as receiver:
-        publish([b"0"])
+        emit([b"0"])
         _until(receiver, 1)
     queue.channel.queue_delete("audit")
     spool.close()
@@ -239,7 +217,7 @@ def test_a_queue_that_was_deleted_is_a_gap(address, spool, publish, queue, fail)
     else:
         receiver.subscribe()
         receiver.consume()
-        publish([b"1"])
+        emit([b"1"])
         _until(receiver, 2)
         receiver.close()
         [gap] = again.latest_gaps
@@ -248,14 +226,14 @@ def test_a_queue_that_was_deleted_is_a_gap(address, spool, publish, queue, fail)
     again.close()
 
 
-def test_a_queue_that_is_deleted_meanwhile_is_a_gap(address, spool, publish, queue, eventually):
+def test_a_queue_that_is_deleted_meanwhile_is_a_gap(address, spool, emit, queue, eventually):
     with Receiver(address, spool, Subscription(queue="audit")) as receiver:
-        publish([b"0"])
+        emit([b"0"])
         _until(receiver, 1)
         queue.channel.queue_delete("audit")
         eventually(lambda: receiver.status().resubscriptions == 1, "it is back")
         assert receiver.status().gaps == 1
-        publish([b"1"])
+        emit([b"1"])
         _until(receiver, 2)
     assert _bodies(spool) == [b"0", b"1"]
 
@@ -268,27 +246,27 @@ def test_a_queue_that_was_made_differently_is_refused(address, spool, queue):
 
 
 @pytest.mark.parametrize("declare", ["passive", "none"])
-def test_a_queue_of_somebody_else_is_taken_as_it_is(address, spool, publish, queue, declare):
+def test_a_queue_of_somebody_else_is_taken_as_it_is(address, spool, emit, queue, declare):
     named = Subscription(queue="audit", declare=declare)
-    publish([b"the exchange is there"])
+    emit([b"the exchange is there"])
     with pytest.raises(BrokerRefused, match=r"no queue 'audit'.*only declare=auto creates it"):
         Receiver(address, spool, named).subscribe()
     queue.channel.queue_declare("audit", durable=True, arguments={"x-max-length": 1000})
     queue.channel.queue_bind("audit", "logs")
     with Receiver(address, spool, named) as receiver:
-        publish([b"0"])
+        emit([b"0"])
         _until(receiver, 1)
     assert _bodies(spool) == [b"0"]
 
 
 @pytest.mark.parametrize("expire", [False, True])
-def test_a_backlog_is_drained_and_acked(address, spool, publish, queue, expire, eventually):
+def test_a_backlog_is_drained_and_acked(address, spool, emit, queue, expire, eventually):
     arguments = {"x-message-ttl": 1} if expire else {}
     named = Subscription(queue="audit", queue_arguments=arguments)
     receiver = Receiver(address, spool, named)
     receiver.subscribe()
     receiver.close()
-    publish(_numbers(0, 500))
+    emit(_numbers(0, 500))
     receiver = Receiver(address, spool, named)
     receiver.subscribe()
     assert not receiver.is_drained()

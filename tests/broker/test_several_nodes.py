@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
-from fanout_source.errors import BrokerRefused, BrokerUnreachable
+from fanout_source.errors import BrokerRefused, BrokerUnreachable, QueueBusy
 from fanout_source.receiver import Receiver
+from fanout_source.spool import Spool
 from fanout_source.subscription import Subscription
 from proxy import Proxy
 
@@ -54,6 +55,21 @@ def test_when_all_are_dead_each_is_named(address, spool):
     assert str(failed.value).startswith("none of 2 brokers will do: ")
     assert "127.0.0.1:1" in str(failed.value)
     assert "127.0.0.1:2" in str(failed.value)
+
+
+def test_a_busy_queue_is_waited_for_behind_a_dead_node(
+    address, spool, tmp_path, monkeypatch, publish
+):
+    monkeypatch.setattr("fanout_source.receiver._BUSY_SECONDS", 0.5)
+    nodes, named = [dataclasses.replace(address, port=1), address], Subscription(queue="audit")
+    with (
+        Receiver(nodes, spool, named) as first,
+        Spool.create(str(tmp_path / "other")) as other,
+    ):
+        publish([b"0"], message_id="0")
+        assert first.wait_for_more(0, 30) == 1
+        with pytest.raises(QueueBusy, match="has a consumer already"):
+            Receiver(nodes, other, named).subscribe()
 
 
 def test_a_refusal_by_all_is_final_and_by_one_is_not(address, spool):

@@ -11,16 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pika
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StructType
 
-from fanout_source.address import BrokerAddress
-from fanout_source.publisher import Publisher
-from proxy import Proxy
 from sample_logs import sample_logs
 from spark_processes import SHORT_LIVED, Job, kept_in
 from waiting import until
@@ -85,12 +81,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., StreamingQuery]]:
 
 
 @pytest.fixture
-def proxy(address: BrokerAddress) -> Iterator[Proxy]:
-    with Proxy(address.host, address.port) as proxy:
-        yield proxy
-
-
-@pytest.fixture
 def rows(spark: SparkSession, tmp_path: Path) -> Callable[..., list[Any]]:
     """What is in the Parquet output of a query, ordered by offset."""
 
@@ -104,19 +94,6 @@ def rows(spark: SparkSession, tmp_path: Path) -> Callable[..., list[Any]]:
         return written.orderBy("offset").collect()
 
     return collect
-
-
-@pytest.fixture
-def publish(address: BrokerAddress) -> Iterator[Callable[..., None]]:
-    """Publishes bodies, confirmed."""
-    with Publisher(address) as publisher:
-
-        def send(bodies: list[bytes], **properties: Any) -> None:
-            for body in bodies:
-                publisher.publish(body, pika.BasicProperties(**properties))
-            publisher.flush()
-
-        yield send
 
 
 @pytest.fixture
