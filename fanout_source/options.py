@@ -20,7 +20,7 @@ from .spool import default_location
 from .spool.folder import absolute, open_folder
 from .subscription import Subscription
 from .tls import Tls
-from .topology import DECLARE_MODES, require_exchange_name, require_name
+from .topology import DECLARE_MODES, marker_of, require_exchange_name, require_name
 
 _BYTES = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -89,7 +89,7 @@ def _list(value: str) -> tuple[str, ...]:
 
 
 def _queue(value: str) -> str:
-    require_name("queue", _text(value))
+    require_name("queue", marker_of(_text(value)))
     if value.startswith("amq."):
         raise OptionError("names that begin with 'amq.' are the broker's own: choose another")
     return value

@@ -112,7 +112,9 @@ class Receiver:
         self._fail_on_gap = fail_on_gap
         self._redeliveries: Redeliveries | None = None
         if self._subscription.is_named:
-            self._redeliveries = Redeliveries(spool, prefetch_count)
+            # No less than the default: what comes again may have been sent ahead before a restart
+            # with other options.
+            self._redeliveries = Redeliveries(spool, max(prefetch_count, PREFETCH_COUNT))
 
         self._changed = threading.Condition()  # guards everything below
         self._session: Session | None = None
@@ -129,6 +131,7 @@ class Receiver:
         self._consuming = False
         self._draining = False  # the consumer is being stopped
         self._stopped_at: float | None = None  # since when the broker keeps what comes
+        self._missed_since = spool.last_active
         self._closing = False
         self._error: FanoutError | None = None
         self._resubscriptions = 0
@@ -144,7 +147,7 @@ class Receiver:
         session = self._open_session_when_free()
         _log.info("subscribed to %s", session)
         if self._spool.was_subscribed and not self._subscription.is_named:
-            self._record_gap(session, self._spool.last_active, "the subscriber was not running")
+            self._record_gap(session, self._missed_since, "the subscriber was not running")
         self._spool.was_subscribed = True
         self._begin_session(session)
         for run in (self._receive, self._write):
@@ -379,7 +382,7 @@ class Receiver:
                     address,
                     self._subscription,
                     self._take,
-                    before_creating=self._miss_queue,
+                    missed=self._miss if self._spool.was_subscribed else None,
                     connection_timeout_seconds=self._connection_timeout_seconds,
                     heartbeat_seconds=self._heartbeat_seconds,
                 )
@@ -405,16 +408,11 @@ class Receiver:
                     raise
                 time.sleep(_LAST_RETRY_SECONDS / 4)
 
-    def _miss_queue(self) -> None:
-        """A named queue is not there. When it was, what it held is gone."""
-        if not self._spool.was_subscribed:
-            return
-        reason = f"queue {self._subscription.queue!r} was deleted"
+    def _miss(self, reason: str) -> None:
+        """A named queue has not collected all."""
         if self._fail_on_gap:
-            raise BrokerRefused(
-                f"{reason}, with what it held; failOnDataLoss=false makes it anew and goes on"
-            )
-        self._keep_gap(self._spool.last_active, reason)
+            raise BrokerRefused(f"{reason}; failOnDataLoss=false records the gap and goes on")
+        self._keep_gap(self._missed_since, reason)
 
     def _begin_session(self, session: Session) -> None:
         with self._changed:
@@ -429,6 +427,7 @@ class Receiver:
         session.close()
         with self._changed:
             self._session = None
+            self._missed_since = session.last_heard
             if self._subscription.is_named:
                 # It comes again.
                 self._settled_rows += self._gathered.rows

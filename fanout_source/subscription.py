@@ -14,7 +14,7 @@ from typing import Any
 
 import pika
 from pika import frame
-from pika.exceptions import AMQPError
+from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from .address import BrokerAddress
 from .connection import (
@@ -27,7 +27,15 @@ from .connection import (
     open_connection,
 )
 from .errors import BrokerError, ConnectionLost
-from .topology import ensure_exchange, ensure_queue
+from .topology import (
+    NOT_FOUND,
+    ensure_exchange,
+    ensure_queue,
+    has_exchange,
+    look_for_queue,
+    make_marker,
+    marker_of,
+)
 
 _RECEIVE_BYTES = 256 * 1024
 _GATHER_SECONDS = 0.002
@@ -64,11 +72,12 @@ class Subscription:
         """The least that an account needs for it, where the exchanges exist."""
         exchanges = [re.escape(exchange) for exchange in self.exchanges]
         queue = r"amq\.gen.*" if self.queue is None else re.escape(self.queue)
-        creates, binds = True, True
-        if self.is_named:
-            creates, binds = self.declare == "auto", self.declare != "none"
+        creates, binds = [queue], True
+        if self.queue is not None:
+            binds = self.declare != "none"
+            creates = [queue, re.escape(marker_of(self.queue))] if self.declare == "auto" else []
         return (
-            _pattern([queue] if creates else []),
+            _pattern(creates),
             _pattern([queue] if binds else []),
             _pattern([queue, *exchanges] if binds else [queue]),
         )
@@ -108,14 +117,15 @@ class Session:
         subscription: Subscription,
         take: Callable[[bytes], bytes],
         *,
-        before_creating: Callable[[], None] = lambda: None,
+        missed: Callable[[str], None] | None = None,
         connection_timeout_seconds: float = CONNECTION_TIMEOUT_SECONDS,
         heartbeat_seconds: int = HEARTBEAT_SECONDS,
     ) -> None:
         """From `attach` on, `take` is shown all that the broker sends; it takes the deliveries on
         channel `channel_number` and returns the rest.
 
-        `before_creating` is called when a named queue is not there, and may raise.
+        `missed` is given where a named queue was subscribed before. It is called, before anything
+        is made anew, with the reason for which the queue cannot have collected all; it may raise.
         """
         self.address = address
         self._take = take
@@ -123,7 +133,7 @@ class Session:
         self._consumer_tag: str | None = None
         self.is_idle = True  # no delivery comes
         self.was_consumed = False
-        self.last_heard = time.time()
+        self.last_heard = self._last_bound = time.time()
         self._subscription = subscription
         self.backlog = 0  # what a named queue held at first
         self.is_empty = False  # it holds nothing, the last time that we asked
@@ -136,7 +146,10 @@ class Session:
         )
         try:
             self._impl: Any = self._connection._impl
-            for exchange in subscription.exchanges:
+            if missed is not None and (gone := self._find_gone()):
+                missed(gone)
+                missed = None
+            durable = [
                 ensure_exchange(
                     self._connection,
                     address,
@@ -145,12 +158,20 @@ class Session:
                     durable=subscription.exchange_durable,
                     declare=subscription.declare,
                 )
-            self.queue = self._ensure_queue(before_creating)
+                for exchange in subscription.exchanges
+            ]
+            is_transient = False in durable
+            if missed is not None and is_transient and (gone := self._find_marker_gone()):
+                missed(gone)
+            self.queue = self._ensure_queue()
             with explained(address, f"subscribing to {subscription}", subscription.rights):
                 setup = self._connection.channel()
                 for binding in self._bindings:
                     setup.queue_bind(self.queue, **binding)
                 setup.close()
+            if is_transient and subscription.queue is not None:
+                make_marker(self._connection, address, subscription.queue)
+            with explained(address, "opening a channel"):
                 self._channel = self._open_channel()
             self.channel_number: int = self._channel.channel_number
             self.max_frame_bytes: int = self._impl.params.frame_max or 1 << 30
@@ -221,7 +242,31 @@ class Session:
             for key in wanted.routing_keys
         ]
 
-    def _ensure_queue(self, before_creating: Callable[[], None]) -> str:
+    def _find_gone(self) -> str | None:
+        """What of a named subscription is not there any more, of what we would make anew."""
+        wanted = self._subscription
+        if wanted.queue is None or wanted.declare != "auto":
+            return None
+        if look_for_queue(self._connection, self.address, wanted.queue) is None:
+            return f"queue {wanted.queue!r} was deleted, with what it held"
+        for exchange in wanted.exchanges:
+            if not has_exchange(self._connection, self.address, exchange):
+                return (
+                    f"exchange {exchange!r} was deleted, and the binding of queue "
+                    f"{wanted.queue!r} with it"
+                )
+        return None
+
+    def _find_marker_gone(self) -> str | None:
+        queue = self._subscription.queue
+        if queue is None or has_exchange(self._connection, self.address, marker_of(queue)):
+            return None
+        return (
+            f"the broker was restarted without {self._subscription}, which is transient, and so "
+            f"without the binding of queue {queue!r}"
+        )
+
+    def _ensure_queue(self) -> str:
         wanted = self._subscription
         if wanted.queue is None:
             with explained(self.address, "declaring a queue", wanted.rights):
@@ -235,7 +280,6 @@ class Session:
             wanted.queue,
             may_create=wanted.declare == "auto",
             arguments=wanted.all_queue_arguments,
-            before_creating=before_creating,
         )
         return wanted.queue
 
@@ -266,9 +310,14 @@ class Session:
     def _renew_bindings(self) -> None:
         """Nothing tells a queue that its exchange was deleted, and its binding with it. To bind
         again and again finds that out, or binds to the exchange that has taken its place."""
+        asked = time.time()
+
+        def bound(_answer: Any) -> None:
+            self._last_bound = asked
+
         for binding in self._bindings:
             if self._channel.is_open:
-                self._channel.queue_bind(self.queue, **binding)
+                self._channel.queue_bind(self.queue, **binding, callback=bound)
         self._impl.ioloop.call_later(self._renew_seconds, self._renew_bindings)
 
     def _hear(self, data: bytes) -> bytes:
@@ -309,6 +358,8 @@ class Session:
         )
 
     def _on_channel_closed(self, _channel: Any, reason: Exception) -> None:
+        if isinstance(reason, ChannelClosedByBroker) and reason.reply_code == NOT_FOUND:
+            self.last_heard = self._last_bound  # since then the exchange may have been gone
         self._fail(reason)
 
     def _fail(self, reason: Exception) -> None:

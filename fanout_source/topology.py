@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pika
@@ -16,6 +17,8 @@ from .errors import BrokerRefused, OptionError, QueueBusy
 NOT_FOUND, ACCESS_REFUSED, PRECONDITION_FAILED = 404, 403, 406
 DECLARE_MODES = ("auto", "passive", "none")
 
+_log = logging.getLogger(__name__)
+
 
 def ensure_exchange(
     connection: pika.BlockingConnection,
@@ -25,8 +28,9 @@ def ensure_exchange(
     exchange_type: str = "fanout",
     durable: bool = False,
     declare: str = "auto",
-) -> None:
-    """See to it that the exchange exists with this type; create it when absent (`auto`).
+) -> bool | None:
+    """See to it that the exchange exists with this type; create it when absent (`auto`). Returns
+    whether it is durable; None where that cannot be known.
 
     An exchange that is there with the right type is taken as it is, durable or not, so that
     programs which declare it differently work side by side, whoever starts first. That is what
@@ -36,17 +40,18 @@ def ensure_exchange(
     """
     require_exchange_name(name)
     if declare == "none":
-        return
+        return None
     if declare == "auto":
         refused = _try_declare(connection, address, name, exchange_type, durable)
         if refused is None:
-            return
+            return durable
         if refused.reply_code == PRECONDITION_FAILED:
-            _accept_or_refuse_other_settings(refused, address, name, exchange_type)
-            return
+            other = _accept_or_refuse_other_settings(refused, address, name, exchange_type)
+            return durable != (other == "durable")
         if refused.reply_code != ACCESS_REFUSED:
             raise explain(refused, address, f"declaring exchange {name!r}") from refused
     _require_exchange(connection, address, name, may_create=declare == "auto")
+    return None
 
 
 def ensure_queue(
@@ -56,12 +61,8 @@ def ensure_queue(
     *,
     may_create: bool = True,
     arguments: Mapping[str, Any] | None = None,
-    before_creating: Callable[[], None] = lambda: None,
 ) -> int:
-    """See to it that the durable queue exists and has no consumer; how many messages it holds.
-
-    `before_creating` is called when it does not exist, and may raise.
-    """
+    """See to it that the durable queue exists and has no consumer; how many messages it holds."""
     doing = f"declaring queue {name!r}"
     found = look_for_queue(connection, address, name)
     if found is None:
@@ -70,7 +71,6 @@ def ensure_queue(
                 f"there is no queue {name!r} on the broker at {address}: have it created "
                 "(only declare=auto creates it)"
             )
-        before_creating()
     elif found.consumer_count:
         raise QueueBusy(
             f"queue {name!r} on the broker at {address} has a consumer already, and belongs to one "
@@ -108,6 +108,40 @@ def look_for_queue(
         return found
 
 
+def has_exchange(connection: pika.BlockingConnection, address: BrokerAddress, name: str) -> bool:
+    with explained(address, f"looking for exchange {name!r}"):
+        channel = connection.channel()
+        try:
+            channel.exchange_declare(name, passive=True)
+        except ChannelClosedByBroker as error:
+            if error.reply_code != NOT_FOUND:
+                raise
+            return False
+        channel.close()
+        return True
+
+
+def make_marker(connection: pika.BlockingConnection, address: BrokerAddress, queue: str) -> None:
+    """A transient exchange that nobody uses: while it is there, no restart of the broker has taken
+    a transient exchange away, nor the bindings of one.
+
+    Nothing else tells the owner of a durable queue that its binding was gone for a time.
+    """
+    name = marker_of(queue)
+    refused = _try_declare(connection, address, name, "fanout", durable=False, internal=True)
+    if refused is not None:
+        _log.warning(
+            "the account may not declare exchange %r: whether a restart of the broker interrupts "
+            "what queue %r collects will not be known",
+            name,
+            queue,
+        )
+
+
+def marker_of(queue: str) -> str:
+    return f"{queue}.bound"
+
+
 def _difference(error: ChannelClosedByBroker) -> str:
     text = str(error.reply_text)
     found = re.search(r"inequivalent arg '([^']+)'.*received (.*) but current is (.*)", text)
@@ -141,11 +175,12 @@ def _try_declare(
     name: str,
     exchange_type: str,
     durable: bool,
+    internal: bool = False,
 ) -> ChannelClosedByBroker | None:
     with explained(address, f"declaring exchange {name!r}"):
         channel = connection.channel()
         try:
-            channel.exchange_declare(name, exchange_type, durable=durable)
+            channel.exchange_declare(name, exchange_type, durable=durable, internal=internal)
         except ChannelClosedByBroker as error:
             return error
         channel.close()
@@ -154,12 +189,13 @@ def _try_declare(
 
 def _accept_or_refuse_other_settings(
     error: ChannelClosedByBroker, address: BrokerAddress, name: str, exchange_type: str
-) -> None:
+) -> str:
+    """Which setting it is that differs."""
     # RabbitMQ compares the type before everything else: any other difference means that the
     # type is right.
     found = re.search(r"inequivalent arg '(\w+)'.*current is '?([^']+)'?", error.reply_text)
     if found and found[1] != "type":
-        return
+        return found[1]
     actual = found[2] if found else error.reply_text
     raise BrokerRefused(
         f"exchange {name!r} on the broker at {address} is of type {actual!r}, "
@@ -170,26 +206,20 @@ def _accept_or_refuse_other_settings(
 def _require_exchange(
     connection: pika.BlockingConnection, address: BrokerAddress, name: str, *, may_create: bool
 ) -> None:
-    with explained(address, f"looking for exchange {name!r}"):
-        channel = connection.channel()
-        try:
-            channel.exchange_declare(name, passive=True)
-        except ChannelClosedByBroker as error:
-            if error.reply_code != NOT_FOUND:
-                raise
-            if name.startswith("amq."):
-                raise BrokerRefused(
-                    f"the broker at {address} has no exchange {name!r}, and names that begin with "
-                    "'amq.' are its own: choose another name"
-                ) from error
-            grant = (
-                ", or let this account create it: "
-                f"rabbitmqctl set_permissions -p '{address.vhost}' "
-                f"'{address.username}' '{re.escape(name)}' '.*' '.*'"
-                if may_create
-                else " (declare=passive never creates it)"
-            )
-            raise BrokerRefused(
-                f"there is no exchange {name!r} on the broker at {address}: have it created{grant}"
-            ) from error
-        channel.close()
+    if has_exchange(connection, address, name):
+        return
+    if name.startswith("amq."):
+        raise BrokerRefused(
+            f"the broker at {address} has no exchange {name!r}, and names that begin with "
+            "'amq.' are its own: choose another name"
+        )
+    grant = (
+        ", or let this account create it: "
+        f"rabbitmqctl set_permissions -p '{address.vhost}' "
+        f"'{address.username}' '{re.escape(name)}' '.*' '.*'"
+        if may_create
+        else " (declare=passive never creates it)"
+    )
+    raise BrokerRefused(
+        f"there is no exchange {name!r} on the broker at {address}: have it created{grant}"
+    )

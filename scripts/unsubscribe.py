@@ -12,7 +12,7 @@ import sys
 import broker
 from fanout_source.address import BrokerAddress
 from fanout_source.connection import explained, open_connection
-from fanout_source.topology import look_for_queue
+from fanout_source.topology import look_for_queue, marker_of
 from machine import SetupError
 from program import run
 
@@ -31,7 +31,9 @@ def main() -> int:
             print(f"queue {given.queue!r} is left alone")
             return 1
         with explained(address, f"deleting queue {given.queue!r}"):
-            connection.channel().queue_delete(given.queue)
+            channel = connection.channel()
+            channel.queue_delete(given.queue)
+            channel.exchange_delete(marker_of(given.queue))
     print(f"queue {given.queue!r} is gone, with {held:,} messages")
     return 0
 

@@ -13,6 +13,7 @@ from fanout_source.publisher import Publisher
 from fanout_source.receiver import Receiver
 from fanout_source.spool import Spool, read_slice
 from fanout_source.subscription import Subscription
+from private_node import control
 
 TYPES = ("classic", "quorum")
 
@@ -148,8 +149,11 @@ def test_one_id_for_many_messages_loses_none(address, spool, publish, proxy):
     assert _bodies(spool) == _numbers(0, 200)
 
 
-def test_what_may_come_again_is_kept_on_disk(address, spool, emit, proxy, break_at_ack):
+def test_what_may_come_again_is_kept_on_disk(
+    address, spool, emit, proxy, break_at_ack, monkeypatch
+):
     """Though its reader has let go of it."""
+    monkeypatch.setattr("fanout_source.receiver.PREFETCH_COUNT", 60)
     through = dataclasses.replace(address, port=proxy.port)
     named = Subscription(queue="audit")
     with Receiver(through, spool, named, flush_after_rows=10, prefetch_count=60) as receiver:
@@ -236,6 +240,101 @@ def test_a_queue_that_is_deleted_meanwhile_is_a_gap(address, spool, emit, queue,
         emit([b"1"])
         _until(receiver, 2)
     assert _bodies(spool) == [b"0", b"1"]
+
+
+@pytest.fixture
+def restart_broker(broker, address, eventually):
+    """Without its transient exchanges, which emitters have made anew before anyone else is back."""
+
+    def restart():
+        control(broker.process, "stop_app")
+        control(broker.process, "start_app")
+        with open_connection(address) as connection:
+            connection.channel().exchange_declare("logs", "fanout")
+            connection.channel().basic_publish("logs", "", b"discarded")
+
+    return restart
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_restart_of_the_broker_takes_a_transient_exchange_and_leaves_a_gap(
+    address, spool, emit, proxy, fail, restart_broker, eventually
+):
+    """The binding of the queue goes with the exchange, though both are there again."""
+    through = dataclasses.replace(address, port=proxy.port)
+    with Receiver(through, spool, Subscription(queue="audit"), fail_on_gap=fail) as receiver:
+        emit([b"0"])
+        _until(receiver, 1)
+        proxy.refuse()
+        restart_broker()
+        proxy.accept()
+        if fail:
+            with pytest.raises(BrokerRefused, match="restarted without exchange 'logs', which is"):
+                receiver.wait_for_more(1, timeout_seconds=60)
+        else:
+            eventually(lambda: receiver.status().resubscriptions == 1, "it is back")
+            with Publisher(address) as publisher:
+                publisher.publish(b"1")
+            _until(receiver, 2)
+    if fail:
+        again = Receiver(address, spool, Subscription(queue="audit"), fail_on_gap=True)
+        with pytest.raises(BrokerRefused, match="restarted without"):
+            again.subscribe()  # until somebody has taken note
+    else:
+        assert _bodies(spool) == [b"0", b"1"]
+        [gap] = spool.latest_gaps
+        assert "restarted without exchange 'logs'" in gap.reason
+        Receiver(address, spool, Subscription(queue="audit"), fail_on_gap=True).subscribe()
+
+
+def test_a_restart_of_the_broker_leaves_no_gap_where_the_exchange_is_durable(
+    address, spool, proxy, broker, management, vhost, eventually
+):
+    management.put("exchanges", vhost, "logs", body={"type": "fanout", "durable": True})
+    with Receiver(address, spool, Subscription(queue="audit"), fail_on_gap=True) as receiver:
+        control(broker.process, "stop_app")
+        control(broker.process, "start_app")
+        with Publisher(address) as publisher:
+            publisher.publish(b"0", pika.BasicProperties(delivery_mode=2))
+        _until(receiver, 1)
+        assert receiver.status().gaps == 0
+    assert [e["name"] for e in management.get("exchanges", vhost) if "audit" in e["name"]] == []
+
+
+def test_an_exchange_that_is_deleted_meanwhile_is_a_gap(address, spool, emit, queue, eventually):
+    named = Subscription(queue="audit")
+    with Receiver(address, spool, named, heartbeat_seconds=1) as receiver:
+        emit([b"0"])
+        _until(receiver, 1)
+        queue.channel.exchange_delete("logs")
+        eventually(lambda: receiver.status().gaps == 1, "it is missed")
+        eventually(lambda: receiver.status().queue, "it is back")
+        queue.channel.basic_publish("logs", "", b"1")
+        _until(receiver, 2)
+    [gap] = spool.latest_gaps
+    assert "exchange 'logs' was deleted" in gap.reason
+    assert gap.since < gap.until
+
+
+def test_a_smaller_prefetch_count_forgets_nothing_that_may_come_again(
+    address, spool, emit, proxy, break_at_ack
+):
+    """The broker gives back what it had sent ahead by the larger one of before."""
+    through, named = dataclasses.replace(address, port=proxy.port), Subscription(queue="audit")
+    receiver = Receiver(through, spool, named)
+    receiver.subscribe()
+    emit(_numbers(0, 1000))
+    proxy.refuse()
+    break_at_ack()
+    receiver.consume()
+    receiver.wait_for_more(0, timeout_seconds=30)
+    receiver.close()
+    spooled = spool.end
+    assert spooled > 100
+    with Receiver(address, spool, named, prefetch_count=10) as receiver:
+        _until(receiver, 1000)
+        assert receiver.status().recognised == spooled
+    assert _bodies(spool) == _numbers(0, 1000)
 
 
 def test_a_queue_that_was_made_differently_is_refused(address, spool, queue):

@@ -36,7 +36,7 @@ def test_disk_and_screen_at_the_same_time(submit, emit, publish, bound_queues, s
 
     sent += emit(1_000)
     end = f"-{len(sent):020}-"
-    wait_until(lambda: any(end in file.name for file in spool.rglob("*")), "they are received")
+    wait_until(lambda: any(end in file.name for file in spool.rglob("*.arrow")), "they are kept")
     parquet.end(signal.SIGKILL)
     wait_until(lambda: not bound_queues(), "nobody is subscribed")
     emit(10)  # nobody gets these
