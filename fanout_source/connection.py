@@ -9,14 +9,15 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import random
 import re
 import socket
 import ssl
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pika
 from pika import exceptions as amqp
@@ -32,6 +33,7 @@ from .errors import (
     QueueBusy,
 )
 
+Made = TypeVar("Made")
 # Patterns of what an account may configure, write and read.
 Rights = tuple[str, str, str]
 ANY_RIGHTS: Rights = (".*", ".*", ".*")
@@ -83,6 +85,24 @@ def open_connection(
                 _ask_why(address, timeout_seconds) or error, address
             ) from error
         raise _explain_failed_open(error, address) from error
+
+
+def with_any(addresses: Sequence[BrokerAddress], use: Callable[[BrokerAddress], Made]) -> Made:
+    """What `use` makes of the first node that lets it, in any order."""
+    failures = []
+    for address in random.sample(addresses, len(addresses)):
+        try:
+            return use(address)
+        except BrokerError as error:  # noqa: PERF203
+            failures.append(error)
+    if len(failures) == 1:
+        raise failures[0]
+    kind: type[BrokerError] = BrokerUnreachable
+    if any(isinstance(failure, QueueBusy) for failure in failures):
+        kind = QueueBusy
+    elif all(isinstance(failure, BrokerRefused) for failure in failures):
+        kind = BrokerRefused  # nothing to wait for
+    raise kind(f"none of {len(failures)} brokers will do: " + "; ".join(map(str, failures)))
 
 
 def _was_cut_off(error: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""`format("fanout")`: what Spark asks first. Which options, which columns, which reader."""
+"""`format("fanout")`: what Spark asks first. Options, columns, and who reads or writes."""
 
 from __future__ import annotations
 
@@ -8,25 +8,28 @@ from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
 from .errors import OptionError
-from .schema import SCHEMA
+from .schema import SCHEMA, publishable
 from .worker import plainly
 
 if TYPE_CHECKING:
+    from .sink import BatchSink, StreamSink
+    from .sink_options import SinkOptions
     from .stream_reader import FanoutStreamReader
 
 
 class FanoutDataSource(DataSource):
-    """Every streaming query is a subscriber, with an exclusive queue of its own.
+    """Every streaming query that reads is a subscriber, with an exclusive queue of its own.
 
     What has been received is delivered once, in order, and again from a checkpoint. The unit of
     parallelism is the query: it has one receiver; its batches are read by any number of tasks.
+
+    Every row that is written is published, at least once, and confirmed before its task ends. Each
+    task publishes by itself.
     """
 
     def __init__(self, options: dict[str, str]) -> None:
-        from .options import Options  # not needed on executors, which get this object too
-
         with plainly():
-            Options.parse(options)
+            _require_usable(options)
         super().__init__(options)
 
     @classmethod
@@ -44,11 +47,56 @@ class FanoutDataSource(DataSource):
             )
 
     def streamReader(self, schema: StructType) -> FanoutStreamReader:
-        from .options import Options
+        from .source_options import SourceOptions
         from .stream_reader import FanoutStreamReader
 
         with plainly():
-            reader = FanoutStreamReader(Options.parse(self.options), schema)
+            reader = FanoutStreamReader(SourceOptions.parse(self.options), schema)
         # From here on Spark pickles this object into every task: the credentials do not go along.
         self.options = {}
         return reader
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
+        from .sink import BatchSink
+
+        with plainly():
+            if overwrite:
+                raise OptionError('what is published stays: use mode("append")')
+            return BatchSink(*self._sink(schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
+        from .sink import StreamSink
+
+        with plainly():
+            if overwrite:
+                raise OptionError(
+                    'what is published stays: use outputMode("append") or outputMode("update")'
+                )
+            return StreamSink(*self._sink(schema))
+
+    def _sink(self, schema: StructType) -> tuple[SinkOptions, list[str]]:
+        from .sink_options import SinkOptions
+
+        options = SinkOptions.parse(self.options)
+        return options, publishable(schema, ignore_unknown=options.ignore_unknown_columns)
+
+
+def _require_usable(given: dict[str, str]) -> None:
+    """Spark does not say yet whether it will read or write: refuse what is right for neither."""
+    # Not needed on executors, which get this object too.
+    from .sink_options import SinkOptions
+    from .source_options import SourceOptions
+
+    try:
+        SourceOptions.parse(given)
+    except OptionError:
+        only_of_a_sink = {name.lower() for name in SinkOptions.names()}
+        only_of_a_sink -= {name.lower() for name in SourceOptions.names()}
+        try:
+            SinkOptions.parse(given)
+        except OptionError:
+            if only_of_a_sink & {key.lower() for key in given}:
+                raise
+        else:
+            return
+        raise

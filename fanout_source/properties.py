@@ -26,26 +26,26 @@ from .field_table import BrokenTable, decode_headers, readable
 HEADERS = pa.map_(pa.string(), pa.string())
 TIMESTAMP = pa.timestamp("us", "UTC")
 
-_TEXT, _TABLE, _OCTET, _TIME = "text", "table", "octet", "time"
+TEXT, TABLE, OCTET, TIME = "text", "table", "octet", "time"
 # In the order in which they are sent; the first has the highest flag.
-_PROPERTIES = (
-    ("content_type", _TEXT),
-    ("content_encoding", _TEXT),
-    ("headers", _TABLE),
-    ("delivery_mode", _OCTET),
-    ("priority", _OCTET),
-    ("correlation_id", _TEXT),
-    ("reply_to", _TEXT),
-    ("expiration", _TEXT),
-    ("message_id", _TEXT),
-    ("timestamp", _TIME),
-    ("type", _TEXT),
-    ("user_id", _TEXT),
-    ("app_id", _TEXT),
-    ("cluster_id", _TEXT),
+PROPERTIES = (
+    ("content_type", TEXT),
+    ("content_encoding", TEXT),
+    ("headers", TABLE),
+    ("delivery_mode", OCTET),
+    ("priority", OCTET),
+    ("correlation_id", TEXT),
+    ("reply_to", TEXT),
+    ("expiration", TEXT),
+    ("message_id", TEXT),
+    ("timestamp", TIME),
+    ("type", TEXT),
+    ("user_id", TEXT),
+    ("app_id", TEXT),
+    ("cluster_id", TEXT),
 )
-_TYPES = {_TEXT: pa.string(), _TABLE: HEADERS, _OCTET: pa.int32(), _TIME: TIMESTAMP}
-COLUMNS: dict[str, pa.DataType] = {name: _TYPES[kind] for name, kind in _PROPERTIES}
+_TYPES = {TEXT: pa.string(), TABLE: HEADERS, OCTET: pa.int32(), TIME: TIMESTAMP}
+COLUMNS: dict[str, pa.DataType] = {name: _TYPES[kind] for name, kind in PROPERTIES}
 del COLUMNS["cluster_id"]  # deprecated; in the bytes it has its place all the same
 
 _KNOWN_FLAGS = 0xFFFC
@@ -93,14 +93,14 @@ def decode_one(raw: bytes) -> tuple[dict[str, Any], dict[str, str]]:
     while more:
         more = raw[position + 1] & 1 if position + 2 <= len(raw) else 0
         position += 2
-    for index, (name, kind) in enumerate(_PROPERTIES):
+    for index, (name, kind) in enumerate(PROPERTIES):
         if not _has(flags, index):
             continue
-        head = 4 if kind is _TABLE else 1 if kind is _TEXT else 0
+        head = 4 if kind is TABLE else 1 if kind is TEXT else 0
         size = int.from_bytes(raw[position : position + head], "big") if head else _SIZES[kind]
         start, end = position + head, position + head + size
         if position + head > len(raw) or end > len(raw):
-            rest = (n for i, (n, _) in enumerate(_PROPERTIES) if i >= index and _has(flags, i))
+            rest = (n for i, (n, _) in enumerate(PROPERTIES) if i >= index and _has(flags, i))
             notes |= dict.fromkeys(rest, "the properties end before it")
             return values, notes
         values[name], note = _READERS[kind](raw[start:end])
@@ -112,8 +112,13 @@ def decode_one(raw: bytes) -> tuple[dict[str, Any], dict[str, str]]:
     return values, notes
 
 
+def flag(index: int) -> int:
+    """The bit that says that the property at this place is there."""
+    return 0x8000 >> index
+
+
 def _has(flags: int, index: int) -> bool:
-    return bool(flags & 0x8000 >> index)
+    return bool(flags & flag(index))
 
 
 def _by_flags(raw: pa.BinaryArray) -> Iterator[tuple[int | None, Sequence[int]]]:
@@ -147,14 +152,14 @@ def _decode_alike(
     cells = _Cells(raw)
     cursor = pc.add(cells.starts, 2)
     spans: dict[str, tuple[Any, Any]] = {}
-    for index, (name, kind) in enumerate(_PROPERTIES):
+    for index, (name, kind) in enumerate(PROPERTIES):
         if not _has(flags, index):
             continue
         begin = cursor
-        if kind is _TEXT:
+        if kind is TEXT:
             begin = pc.add(cursor, 1)
             cursor = pc.add(begin, cells.number_at(cursor, 1))
-        elif kind is _TABLE:
+        elif kind is TABLE:
             begin = pc.add(cursor, 4)
             cursor = pc.add(begin, cells.number_at(cursor, 4))
         else:
@@ -169,12 +174,12 @@ def _decode_alike(
             return {name: pa.array([], COLUMNS[name]) for name in wanted}, uneven
         columns, _ = _decode_alike(raw.filter(even), flags, wanted, notes, good)
         return columns, uneven
-    kinds = dict(_PROPERTIES)
+    kinds = dict(PROPERTIES)
     columns = {}
     for name in wanted:
         if name not in spans:
             columns[name] = pa.nulls(len(raw), COLUMNS[name])
-        elif kinds[name] is _OCTET:
+        elif kinds[name] is OCTET:
             columns[name] = cells.number_at(spans[name][0], 1).cast(pa.int32())
         else:
             columns[name] = _convert(name, kinds[name], cells.cut(*spans[name]), notes, rows)
@@ -184,7 +189,7 @@ def _decode_alike(
 def _convert(
     name: str, kind: str, raw: pa.BinaryArray, notes: Notes, rows: Sequence[int]
 ) -> pa.Array:
-    if kind is _TEXT:
+    if kind is TEXT:
         try:
             return raw.cast(pa.string())
         except pa.ArrowInvalid:  # one of them is not UTF-8
@@ -292,10 +297,10 @@ def _read_time(raw: bytes) -> tuple[int | None, str | None]:
     return seconds * 1_000_000, None
 
 
-_SIZES = {_OCTET: 1, _TIME: 8}
+_SIZES = {OCTET: 1, TIME: 8}
 _READERS: dict[str, Callable[[bytes], tuple[Any, str | None]]] = {
-    _TEXT: read_text,
-    _TABLE: _read_headers,
-    _OCTET: _read_octet,
-    _TIME: _read_time,
+    TEXT: read_text,
+    TABLE: _read_headers,
+    OCTET: _read_octet,
+    TIME: _read_time,
 }

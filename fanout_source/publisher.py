@@ -42,6 +42,8 @@ class Publisher:
     leaving the block flushes. A message that was not confirmed when an error was raised may or
     may not have arrived: publish it again with the same `message_id`.
 
+    Messages that ask for it (`mandatory`) come back when they reach no queue; `flush` then raises.
+
     With `confirm=False`, `flush` only means that all was handed to the operating system.
     Memory is bounded: `publish` waits while 20,000 messages are unconfirmed or 4 MiB unsent.
     """
@@ -66,13 +68,14 @@ class Publisher:
         self._method_frames: dict[str, bytes] = {}
 
         self._changed = threading.Condition()  # guards everything below
-        self._outbox: list[bytes] = []
+        self._outbox: list[bytes | memoryview] = []
         self._outbox_bytes = 0
         self._woken = False
         self._published = 0
         self._confirmed = 0  # all messages up to this one are
         self._confirmed_ahead: set[int] = set()
         self._blocked: str | None = None
+        self._returned, self._returned_key = 0, ""
         self._error: BrokerError | None = None
         self._closing = False
 
@@ -102,7 +105,12 @@ class Publisher:
         self, body: bytes, properties: pika.BasicProperties | None = None, routing_key: str = ""
     ) -> None:
         """Hand one message over. Raises what ended the connection, if something has."""
-        frames = self._frames(body, properties or pika.BasicProperties(), routing_key)
+        self.publish_frames(
+            self._frames(body, properties or pika.BasicProperties(), routing_key), 1
+        )
+
+    def publish_frames(self, frames: bytes | memoryview, messages: int) -> None:
+        """Hand over messages that are frames already, for `channel_number`."""
         with self._changed:
             if self._outbox_bytes >= MAX_WAITING_BYTES or self._lag >= MAX_UNCONFIRMED_MESSAGES:
                 self._wait_for_progress(
@@ -115,17 +123,26 @@ class Publisher:
                 raise self._failure(self._error)
             self._outbox.append(frames)
             self._outbox_bytes += len(frames)
-            self._published += 1
+            self._published += messages
             wake, self._woken = not self._woken, True
         if wake:
             self._wake()
 
-    def flush(self) -> None:
-        """Wait until every message so far is confirmed, or raise `PublishFailed`."""
+    def flush(self, up_to: int | None = None) -> None:
+        """Wait until every message so far, or every one up to this number, is confirmed, or raise
+        `PublishFailed`."""
         with self._changed:
-            self._wait_for_progress(lambda: self._lag == 0)
-            if self._error is not None and self._lag:
+            last = self._published if up_to is None else up_to
+            self._wait_for_progress(lambda: self._confirmed >= last)
+            if self._error is not None and self._confirmed < last:
                 raise self._failure(self._error)
+            if self._returned:
+                count, self._returned = self._returned, 0
+                raise PublishFailed(
+                    f"{count} messages reached no queue behind exchange {self._exchange!r} on the "
+                    f"broker at {self._address}: nobody is subscribed, or not with their routing "
+                    f"keys (such as {self._returned_key!r})"
+                )
 
     def close(self) -> None:
         """End the connection; what was not flushed may be lost."""
@@ -140,6 +157,21 @@ class Publisher:
         """How many messages the broker has taken responsibility for."""
         with self._changed:
             return self._confirmed + len(self._confirmed_ahead)
+
+    @property
+    def published(self) -> int:
+        """How many messages have been handed over."""
+        return self._published
+
+    @property
+    def confirmed_without_hole(self) -> int:
+        """The same for all messages from the first one up to this number."""
+        with self._changed:
+            return self._confirmed
+
+    @property
+    def has_failed(self) -> bool:
+        return self._error is not None
 
     def __enter__(self) -> Publisher:
         return self
@@ -188,24 +220,24 @@ class Publisher:
         try:
             if method is None:
                 publish = spec.Basic.Publish(exchange=self._exchange, routing_key=routing_key)
-                method = frame.Method(self._channel_number, publish).marshal()
+                method = frame.Method(self.channel_number, publish).marshal()
                 if len(self._method_frames) < 1000:
                     self._method_frames[routing_key] = method
-            header = frame.Header(self._channel_number, len(body), properties).marshal()
+            header = frame.Header(self.channel_number, len(body), properties).marshal()
         except (AMQPError, UnicodeError) as error:
             raise OptionError(
                 f"a routing key or property cannot be sent: {error} (AMQP allows 255 bytes, UTF-8)"
             ) from error
-        if len(header) - _FRAME_OVERHEAD > self._body_max:
+        if len(header) - _FRAME_OVERHEAD > self.body_max:
             raise OptionError(
-                f"the headers take {len(header)} bytes; the broker's limit is {self._body_max}"
+                f"the headers take {len(header)} bytes; the broker's limit is {self.body_max}"
             )
-        if 0 < len(body) <= self._body_max:
-            return b"".join((method, header, frame.Body(self._channel_number, body).marshal()))
+        if 0 < len(body) <= self.body_max:
+            return b"".join((method, header, frame.Body(self.channel_number, body).marshal()))
         pieces = [method, header]
-        for start in range(0, len(body), self._body_max):
-            piece = body[start : start + self._body_max]
-            pieces.append(frame.Body(self._channel_number, piece).marshal())
+        for start in range(0, len(body), self.body_max):
+            piece = body[start : start + self.body_max]
+            pieces.append(frame.Body(self.channel_number, piece).marshal())
         return b"".join(pieces)
 
     def _open_channel(self) -> Any:
@@ -217,12 +249,13 @@ class Publisher:
         channel.connection.add_on_connection_blocked_callback(self._on_blocked)
         channel.connection.add_on_connection_unblocked_callback(self._on_unblocked)
         channel.add_on_close_callback(self._on_channel_closed)
+        channel.add_on_return_callback(self._on_returned)
         if self._confirm:
             selected: list[Any] = []
             channel.confirm_delivery(self._on_confirmation, callback=selected.append)
             blocking._flush_output(lambda: bool(selected))
-        self._channel_number = channel.channel_number
-        self._body_max: int = channel.connection._body_max_length
+        self.channel_number = channel.channel_number
+        self.body_max: int = channel.connection._body_max_length
         return channel
 
     def _wake(self) -> None:
@@ -278,6 +311,11 @@ class Publisher:
                 self._confirmed += 1
                 self._confirmed_ahead.remove(self._confirmed)
             self._changed.notify_all()
+
+    def _on_returned(self, _channel: Any, method: Any, _properties: Any, _body: bytes) -> None:
+        with self._changed:
+            self._returned += 1
+            self._returned_key = method.routing_key
 
     def _on_blocked(self, _connection: Any, notice: Any) -> None:
         with self._changed:

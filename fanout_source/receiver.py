@@ -30,12 +30,11 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from .address import BrokerAddress
-from .connection import CONNECTION_TIMEOUT_SECONDS, HEARTBEAT_SECONDS
+from .connection import CONNECTION_TIMEOUT_SECONDS, HEARTBEAT_SECONDS, with_any
 from .delivery_tap import Deliveries, DeliveryTap
 from .errors import (
     BrokerError,
     BrokerRefused,
-    BrokerUnreachable,
     FanoutError,
     NotPermitted,
     OptionError,
@@ -374,28 +373,17 @@ class Receiver:
         return others
 
     def _open_session(self) -> Session:
-        """With the first node that lets us, in any order."""
-        failures = []
-        for address in random.sample(self._addresses, len(self._addresses)):
-            try:
-                return Session(
-                    address,
-                    self._subscription,
-                    self._take,
-                    missed=self._miss if self._spool.was_subscribed else None,
-                    connection_timeout_seconds=self._connection_timeout_seconds,
-                    heartbeat_seconds=self._heartbeat_seconds,
-                )
-            except BrokerError as error:  # noqa: PERF203
-                failures.append(error)
-        if len(failures) == 1:
-            raise failures[0]
-        kind: type[BrokerError] = BrokerUnreachable
-        if any(isinstance(failure, QueueBusy) for failure in failures):
-            kind = QueueBusy
-        elif all(isinstance(failure, BrokerRefused) for failure in failures):
-            kind = BrokerRefused  # nothing to wait for
-        raise kind(f"none of {len(failures)} brokers will do: " + "; ".join(map(str, failures)))
+        return with_any(
+            self._addresses,
+            lambda address: Session(
+                address,
+                self._subscription,
+                self._take,
+                missed=self._miss if self._spool.was_subscribed else None,
+                connection_timeout_seconds=self._connection_timeout_seconds,
+                heartbeat_seconds=self._heartbeat_seconds,
+            ),
+        )
 
     def _open_session_when_free(self) -> Session:
         """The consumer of a predecessor that was killed may be there for a moment."""

@@ -24,10 +24,10 @@ from pyspark.sql.types import StructType
 
 from .errors import SpoolDamaged
 from .offsets import ORIGIN, Offset, limit_end, partition
-from .options import Options
 from .partition_reader import PartitionReader, SpoolPartition
 from .receiver import Receiver
 from .schema import require_columns
+from .source_options import SourceOptions
 from .spool import Gap, Spool, remove_leftovers
 from .worker import log_to_spark, plainly
 
@@ -47,7 +47,7 @@ class FanoutStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     that names the spool, the checkpoint has it.
     """
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
         self._subscriber: _Subscriber | None = None
@@ -172,7 +172,7 @@ class FanoutStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class _Subscriber:
     """A spool with its receiver, in the planner process, while it lives."""
 
-    def __init__(self, options: Options, spool: Spool) -> None:
+    def __init__(self, options: SourceOptions, spool: Spool) -> None:
         self.spool = spool
         self.receiver = Receiver(
             options.addresses,
@@ -186,7 +186,7 @@ class _Subscriber:
         )
 
     @classmethod
-    def begin(cls, options: Options, start: Offset, end: Offset) -> _Subscriber:
+    def begin(cls, options: SourceOptions, start: Offset, end: Offset) -> _Subscriber:
         """Subscribed, with a new spool when Spark names none yet, or the one that it names."""
         location = options.spool_location
         if end.spool is None:

@@ -8,14 +8,14 @@ import pytest
 from fanout_source import receiver
 from fanout_source.connection import CONNECTION_TIMEOUT_SECONDS, HEARTBEAT_SECONDS
 from fanout_source.errors import OptionError
-from fanout_source.options import Options
+from fanout_source.source_options import SourceOptions
 
 README = Path(__file__).parents[2] / "README.md"
 
 
 def test_the_readme_has_the_options_as_they_are():
     rows = ["| option | default | |", "|---|---|---|"]
-    for field in dataclasses.fields(Options):
+    for field in dataclasses.fields(SourceOptions):
         about = field.metadata
         default = "" if about["default"] is None else f"`{about['default']}`"
         rows.append(f"| `{about['name']}` | {default} | {about['meaning']} |")
@@ -24,7 +24,7 @@ def test_the_readme_has_the_options_as_they_are():
 
 
 def test_the_defaults_are_those_of_the_receiver():
-    options = Options.parse({})
+    options = SourceOptions.parse({})
     assert options.prefetch_count == receiver.PREFETCH_COUNT
     assert options.max_spool_bytes == receiver.MAX_SPOOL_BYTES
     assert options.heartbeat_seconds == HEARTBEAT_SECONDS
@@ -32,7 +32,7 @@ def test_the_defaults_are_those_of_the_receiver():
 
 
 def test_names_are_read_without_regard_to_case():
-    options = Options.parse({"MAXOFFSETSPERTRIGGER": "5", "maxbytespertrigger": "2m"})
+    options = SourceOptions.parse({"MAXOFFSETSPERTRIGGER": "5", "maxbytespertrigger": "2m"})
     assert (options.max_rows, options.max_bytes) == (5, 2 * 1024**2)
 
 
@@ -85,34 +85,38 @@ def test_names_are_read_without_regard_to_case():
 )
 def test_what_cannot_be_is_refused_with_the_reason(given, message):
     with pytest.raises(OptionError) as refused:
-        Options.parse(given)
+        SourceOptions.parse(given)
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_all_that_is_wrong_is_said_together():
     with pytest.raises(OptionError) as refused:
-        Options.parse({"prefetchCount": "0", "exchnage": "x", "url": "amqp://u:geheim@h:99999"})
+        SourceOptions.parse(
+            {"prefetchCount": "0", "exchnage": "x", "url": "amqp://u:geheim@h:99999"}
+        )
     assert str(refused.value).startswith("3 options cannot be used: ")
     assert "geheim" not in str(refused.value)
 
 
 def test_user_name_and_password_come_from_where_they_are_given(tmp_path, monkeypatch):
     monkeypatch.setenv("FANOUT_URL", "amqp://env:one@h/v")
-    assert Options.parse({}).addresses[0].username == "env"
-    [given] = Options.parse({"url": "amqp://u:p@h", "username": "x", "password": "y"}).addresses
+    assert SourceOptions.parse({}).addresses[0].username == "env"
+    [given] = SourceOptions.parse(
+        {"url": "amqp://u:p@h", "username": "x", "password": "y"}
+    ).addresses
     assert (given.username, given.password) == ("x", "y")
     file = tmp_path / "password"
     file.write_text("from a file\n")
-    [given] = Options.parse({"url": "amqp://u:p@h", "passwordFile": str(file)}).addresses
+    [given] = SourceOptions.parse({"url": "amqp://u:p@h", "passwordFile": str(file)}).addresses
     assert (given.username, given.password) == ("u", "from a file")
     file.write_text("")
     with pytest.raises(OptionError, match="the file is empty"):
-        Options.parse({"passwordFile": str(file)})
+        SourceOptions.parse({"passwordFile": str(file)})
 
 
 def test_several_nodes_have_urls_with_commas_between_them():
-    options = Options.parse({"url": "amqp://u:p,q@a/v, amqps://b:5/v", "password": "x"})
+    options = SourceOptions.parse({"url": "amqp://u:p,q@a/v, amqps://b:5/v", "password": "x"})
     first, second = options.addresses
     assert (first.host, first.username, first.password, first.tls) == ("a", "u", "x", None)
     assert (second.endpoint, second.username, second.password) == ("b:5", "guest", "x")
@@ -128,7 +132,7 @@ def test_several_nodes_have_urls_with_commas_between_them():
     ],
 )
 def test_a_certificate_is_the_login_when_nobody_names_a_user(given, external):
-    assert Options.parse(given).addresses[0].by_certificate == external
+    assert SourceOptions.parse(given).addresses[0].by_certificate == external
 
 
 @pytest.mark.parametrize(
@@ -143,17 +147,17 @@ def test_a_certificate_is_the_login_when_nobody_names_a_user(given, external):
     ],
 )
 def test_a_subscription_has_the_keys_that_its_type_needs(given, kind, keys):
-    subscription = Options.parse(given).subscription
+    subscription = SourceOptions.parse(given).subscription
     assert (subscription.exchange_type, subscription.routing_keys) == (kind, keys)
 
 
 def test_a_gap_ends_a_query_on_a_named_queue_unless_told_otherwise():
-    assert not Options.parse({}).fails_at_a_gap
-    assert Options.parse({"queue": "audit"}).fails_at_a_gap
-    assert not Options.parse({"queue": "audit", "failOnDataLoss": "false"}).fails_at_a_gap
+    assert not SourceOptions.parse({}).fails_at_a_gap
+    assert SourceOptions.parse({"queue": "audit"}).fails_at_a_gap
+    assert not SourceOptions.parse({"queue": "audit", "failOnDataLoss": "false"}).fails_at_a_gap
 
 
 def test_no_secret_is_shown():
-    options = Options.parse({"url": "amqp://u:geheim@h", "password": "geheim"})
+    options = SourceOptions.parse({"url": "amqp://u:geheim@h", "password": "geheim"})
     assert "geheim" not in repr(options)
     assert "geheim" not in str(options)

@@ -1,0 +1,203 @@
+"""`writeStream.format("fanout")`: rows become messages, confirmed before their task ends.
+
+A task that fails is done again by Spark, and a batch by a restarted query: rows can be published
+more than once. A message without a `message_id` therefore gets one that is the same each time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from . import outgoing
+from .connection import with_any
+from .errors import BrokerError, BrokerUnreachable, ConnectionLost, PublishFailed
+from .publisher import Publisher
+from .sink_options import SinkOptions
+from .worker import log_to_spark, plainly
+
+_FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.1, 2.0
+_HANDED_OVER_BYTES = 4 * 1024**2  # at a time, unless a single message is larger
+_UNCONFIRMED_BYTES = 32 * 1024**2
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Published(WriterCommitMessage):
+    """What a task reports: so many messages, all of them confirmed."""
+
+    messages: int
+
+
+class _Sink:
+    """What streaming and batch have in common. Goes to the tasks, account included."""
+
+    def __init__(self, options: SinkOptions, columns: Sequence[str]) -> None:
+        self._options = options.for_tasks()
+        self._columns = columns
+        self._job = uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
+        log_to_spark()
+        with plainly():
+            return Published(_publish(self._options, self._chunks(iterator)))
+
+    def _chunks(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Prepared messages, so many that they can be handed over at a time; the same ones when a
+        task is done again with the same rows."""
+        prefix, number = self._id_prefix(), 0
+        for batch in batches:
+            chosen = batch.select(self._columns)
+            rows = max(1, batch.num_rows * _HANDED_OVER_BYTES // max(1, chosen.nbytes))
+            rows = min(rows, self._options.batch_size)
+            for start in range(0, batch.num_rows, rows):
+                yield outgoing.prepare(chosen.slice(start, rows), f"{prefix}-{number}")
+                number += 1
+
+    def _id_prefix(self) -> str:
+        """What makes a message's id that of this query, batch and partition; in a batch job, which
+        Spark never does twice by itself, that of the job."""
+        context = TaskContext.get()
+        assert context is not None
+        query = context.getLocalProperty("sql.streaming.queryId")
+        batch = context.getLocalProperty("streaming.sql.batchId")
+        origin = self._job if query is None else f"{query}-{batch}"
+        return f"{origin}-{context.partitionId()}"
+
+
+class BatchSink(_Sink, DataSourceArrowWriter):
+    """`df.write.format("fanout").mode("append")`."""
+
+
+class StreamSink(_Sink, DataSourceStreamArrowWriter):
+    """`writeStream.format("fanout")`."""
+
+
+def _publish(options: SinkOptions, chunks: Iterator[pa.RecordBatch]) -> int:
+    """Publish prepared messages; how many there were, when the broker has confirmed all."""
+    delivery, count = None, 0
+    try:
+        for chunk in chunks:
+            delivery = delivery or _Delivery(options)
+            delivery.hand_over(chunk)
+            count += chunk.num_rows
+        if delivery is not None:
+            delivery.finish()
+    except BaseException:
+        _disconnect()  # what is under way there belongs to nobody any more
+        raise
+    return count
+
+
+class _Delivery:
+    """The messages of a task, on their way. Those that are not confirmed are kept, and published
+    again over a new connection when one is lost."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+        self._publisher: Publisher | None = None
+        self._waiting: deque[pa.RecordBatch] = deque()
+        self._sent: deque[tuple[int, pa.RecordBatch]] = deque()  # with the publisher's count then
+        self._deadline: float | None = None  # to have a broker again that confirms something
+
+    def hand_over(self, chunk: pa.RecordBatch) -> None:
+        self._waiting.append(chunk)
+        self._persist(self._send)
+
+    def finish(self) -> None:
+        self._persist(self._send_and_flush)
+
+    def _persist(self, step: Callable[[], None]) -> None:
+        """Do it, over as many connections as it takes, for as long as the options allow."""
+        pause_seconds = _FIRST_RETRY_SECONDS
+        while True:
+            try:
+                return step()
+            except BrokerError as error:
+                cause = error.__cause__ if isinstance(error, PublishFailed) else error
+                now = time.monotonic()
+                if self._deadline is None:
+                    self._deadline = now + self._options.confirm_timeout_ms / 1000
+                is_over = now + pause_seconds > self._deadline
+                if is_over or not isinstance(cause, (ConnectionLost, BrokerUnreachable)):
+                    raise
+                _log.warning("%s; trying again", error)
+            time.sleep(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, _LAST_RETRY_SECONDS)
+            self._forget_confirmed()
+            self._publisher = None
+            self._waiting.extendleft(chunk for _, chunk in reversed(self._sent))
+            self._sent.clear()
+
+    def _send(self) -> None:
+        """Publish what waits; wait while much is unconfirmed."""
+        publisher = self._publisher = self._publisher or _connected(self._options)
+        while self._waiting:
+            chunk = self._waiting[0]
+            frames = outgoing.to_frames(
+                chunk,
+                channel=publisher.channel_number,
+                exchange=self._options.exchanges[0],
+                body_max=publisher.body_max,
+                mandatory=self._options.mandatory,
+            )
+            publisher.publish_frames(frames, chunk.num_rows)
+            self._sent.append((publisher.published, self._waiting.popleft()))
+            self._forget_confirmed()
+            while sum(chunk.nbytes for _, chunk in self._sent) > _UNCONFIRMED_BYTES:
+                publisher.flush(self._sent[0][0])
+                self._forget_confirmed()
+
+    def _send_and_flush(self) -> None:
+        self._send()
+        assert self._publisher is not None
+        self._publisher.flush()
+
+    def _forget_confirmed(self) -> None:
+        confirmed = 0 if self._publisher is None else self._publisher.confirmed_without_hole
+        while self._sent and self._sent[0][0] <= confirmed:
+            self._sent.popleft()
+            self._deadline = None
+
+
+def _connected(options: SinkOptions) -> Publisher:
+    """The connection of this process, which the tasks that it does one after the other share."""
+    publisher = _kept.get(options)
+    if publisher is None or publisher.has_failed:
+        _disconnect()
+        publisher = _kept[options] = with_any(
+            options.addresses,
+            lambda address: Publisher(
+                address,
+                options.exchanges[0],
+                exchange_type=options.kind_of_exchange,
+                exchange_durable=options.exchange_durable,
+                declare=options.declare,
+                confirm_timeout_seconds=options.confirm_timeout_ms / 1000,
+                connection_timeout_seconds=options.connection_timeout_ms / 1000,
+                heartbeat_seconds=options.heartbeat_seconds,
+            ),
+        )
+    return publisher
+
+
+def _disconnect() -> None:
+    while _kept:
+        _, publisher = _kept.popitem()
+        publisher.close()
+
+
+_kept: dict[SinkOptions, Publisher] = {}
