@@ -103,6 +103,10 @@ bench-receiver: broker ## Measure receiving against a bare pika callback and a b
 bench-source: broker ## Measure a trigger against Spark's own rate source, and an idle query
 	@$(PY) scripts/bench_source.py
 
+.PHONY: bench-sink
+bench-sink: broker ## Measure writing from Spark, confirmed, against a bare pika loop without confirms
+	@$(PY) scripts/bench_sink.py
+
 .PHONY: bench-memory
 bench-memory: broker ## Send ten million messages through a small spool, and watch the memory
 	@$(PY) scripts/bench_memory.py

@@ -89,14 +89,11 @@ def _require_usable(given: dict[str, str]) -> None:
 
     try:
         SourceOptions.parse(given)
-    except OptionError:
-        only_of_a_sink = {name.lower() for name in SinkOptions.names()}
-        only_of_a_sink -= {name.lower() for name in SourceOptions.names()}
+    except OptionError as cannot_read:
         try:
             SinkOptions.parse(given)
-        except OptionError:
-            if only_of_a_sink & {key.lower() for key in given}:
-                raise
-        else:
-            return
-        raise
+        except OptionError as cannot_write:
+            only_of_a_sink = {*SinkOptions.names()} - {*SourceOptions.names()}
+            if {name.lower() for name in only_of_a_sink} & {key.lower() for key in given}:
+                raise OptionError(f"to write, {cannot_write}; to read, {cannot_read}") from None
+            raise cannot_read from None

@@ -37,6 +37,9 @@ COLUMNS: dict[str, pa.DataType] = {
     "decode_error": pa.string(),
 }
 
+# How the ids begin that the sink gives to messages: publishing one again makes the same id.
+REPEATABLE_ID = "fanout-row-"
+
 _HEAD = 7  # bytes of a frame before its payload
 _BEFORE_PROPERTIES = _HEAD + 12  # class, weight, size of the body
 _METHOD = pa.struct(

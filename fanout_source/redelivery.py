@@ -3,6 +3,9 @@ ended, and some of that is in the spool already.
 
 What came back is flagged by the broker. It is recognised by its message id and its body, among the
 messages that the spool took last; a broker gives back no more of those than it had sent ahead.
+
+A sink publishes some messages again, when Spark does a task again. The broker cannot know that,
+but the ids that the sink makes are made for it (`REPEATABLE_ID`): the same id is the same message.
 """
 
 from __future__ import annotations
@@ -11,7 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from . import message
+from .message import REPEATABLE_ID
 from .spool import Spool, read_slice
+
+_Key = tuple[str, str, int]
+_OF_KEY = ("exchange", "message_id", "body")
 
 
 class Redeliveries:
@@ -21,7 +28,7 @@ class Redeliveries:
         """`window` is how many of the last messages may come again."""
         self._spool = spool
         self.window = window
-        self._known: set[tuple[str, int]] | None = None
+        self._known: dict[_Key, None] | None = None  # the latest last
         self.recognised = 0
         self.in_doubt = 0  # came again without a message id: perhaps doubled
 
@@ -32,36 +39,49 @@ class Redeliveries:
     def sift(self, deliveries: pa.RecordBatch) -> pa.RecordBatch:
         """Without those that the spool holds."""
         redelivered = message.decode(deliveries, 0, ["redelivered"]).column(0)
-        if not redelivered.true_count:
+        frames = pc.list_element(deliveries.column("delivery"), 1)
+        repeatable = pc.match_substring(frames, REPEATABLE_ID)
+        suspects = pc.indices_nonzero(pc.or_(redelivered, repeatable))
+        if not len(suspects):
             return deliveries
-        rows = pc.indices_nonzero(redelivered)
-        known = self._read_known()
-        again = message.decode(deliveries.take(rows), 0, ["message_id", "body"])
-        keys = _keys(again)
-        self.in_doubt += sum(key is None for key in keys)
-        doubled = [row for row, key in zip(rows.to_pylist(), keys, strict=True) if key in known]
+        known, doubled = self._read_known(), []
+        keys = _keys(message.decode(deliveries.take(suspects), 0, _OF_KEY))
+        came_back = redelivered.take(suspects).to_pylist()
+        for row, key, has_come_back in zip(suspects.to_pylist(), keys, came_back, strict=True):
+            if key is None:
+                self.in_doubt += has_come_back
+            elif key in known and (has_come_back or _is_repeatable(key)):
+                doubled.append(row)
+            elif _is_repeatable(key):
+                known[key] = None
+                if len(known) > 2 * self.window:
+                    del known[next(iter(known))]
         if not doubled:
             return deliveries
         self.recognised += len(doubled)
         every = pa.array(range(deliveries.num_rows), pa.uint64())
         return deliveries.filter(pc.invert(pc.is_in(every, pa.array(doubled, pa.uint64()))))
 
-    def _read_known(self) -> set[tuple[str, int]]:
+    def _read_known(self) -> dict[_Key, None]:
         if self._known is None:
             spool = self._spool
             start = max(spool.start, spool.end - self.window)
-            self._known = set()
+            self._known = {}
             for piece in spool.slices(start, spool.end):
                 taken = read_slice(spool.location, spool.id, piece)
-                rows = message.decode(taken, 0, ["message_id", "body"])
-                self._known.update(key for key in _keys(rows) if key is not None)
+                keys = _keys(message.decode(taken, 0, _OF_KEY))
+                self._known.update((key, None) for key in keys if key is not None)
         return self._known
 
 
-def _keys(rows: pa.RecordBatch) -> list[tuple[str, int] | None]:
+def _is_repeatable(key: _Key) -> bool:
+    return key[1].startswith(REPEATABLE_ID)
+
+
+def _keys(rows: pa.RecordBatch) -> list[_Key | None]:
     """The body, too: somebody may give one id to many messages."""
-    ids, bodies = (rows.column(name).to_pylist() for name in ("message_id", "body"))
+    columns = (column.to_pylist() for column in rows.columns)
     return [
-        None if known is None else (known, hash(body))
-        for known, body in zip(ids, bodies, strict=True)
+        None if known is None else (exchange, known, hash(body))
+        for exchange, known, body in zip(*columns, strict=True)
     ]

@@ -24,6 +24,7 @@ from pyspark.sql.datasource import (
 from . import outgoing
 from .connection import with_any
 from .errors import BrokerError, BrokerUnreachable, ConnectionLost, PublishFailed
+from .message import REPEATABLE_ID
 from .publisher import Publisher
 from .sink_options import SinkOptions
 from .worker import log_to_spark, plainly
@@ -75,7 +76,7 @@ class _Sink:
         query = context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
         origin = self._job if query is None else f"{query}-{batch}"
-        return f"{origin}-{context.partitionId()}"
+        return f"{REPEATABLE_ID}{origin}-{context.partitionId()}"
 
 
 class BatchSink(_Sink, DataSourceArrowWriter):

@@ -57,7 +57,11 @@ class Proxy:
             if self._refusing:
                 _reset(client)
                 continue
-            server = socket.create_connection(self._target)
+            try:
+                server = socket.create_connection(self._target)
+            except OSError:
+                _reset(client)
+                continue
             with self._lock:
                 self._open |= {client, server}
             self._connected(client, server)
