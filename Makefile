@@ -58,6 +58,10 @@ parallel: broker ## Both in one application, to .run/parallel/logs: make paralle
 rates: broker ## Subscribe, and draw counts by severity and host in windows of time
 	@$(SUBMIT) jobs/severity_rates.py $(ARGS)
 
+.PHONY: alerts
+alerts: broker ## Subscribe, and publish alerts of hosts with many errors to the exchange alerts
+	@$(SUBMIT) jobs/alerts.py $(ARGS)
+
 .PHONY: query
 query: $(READY) ## Ask the Parquet output: make query SQL="SELECT severity, count(*) FROM logs GROUP BY 1"
 	@test -n "$$SQL" || { echo 'make query needs SQL: make query SQL="SELECT * FROM logs LIMIT 20"' >&2; exit 1; }

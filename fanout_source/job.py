@@ -22,9 +22,11 @@ from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.logger import PySparkLogger
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from .datasource import FanoutDataSource
 from .errors import FanoutError
+from .options import BrokerOptions
 
 _POLL_SECONDS = 0.2
 _BEGIN_SECONDS = 10.0
@@ -76,6 +78,7 @@ def session(name: str) -> Iterator[SparkSession]:
         # In the main thread Spark would set a handler for SIGINT, which shows a traceback.
         spark = thread.submit(SparkSession.builder.appName(name).getOrCreate).result()
     try:
+        _activate(spark)
         _register(spark)
         yield spark
     finally:
@@ -99,6 +102,12 @@ def say_errors_once() -> None:
         PySparkLogger.getLogger(logger).disabled = True
 
 
+def _activate(spark: SparkSession) -> None:
+    """In this thread: the data source of a sink is looked up in the session that is active."""
+    jvm: Any = spark.sparkContext._jvm
+    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
+
+
 def _register(spark: SparkSession) -> None:
     """Spark finds the source by itself, but with the Python that its JVM knows of."""
     package = os.path.dirname(os.path.dirname(__file__))
@@ -118,6 +127,15 @@ def subscribe(spark: SparkSession, given: argparse.Namespace, **defaults: str) -
     if given.url is not None:
         options["url"] = given.url
     return spark.readStream.format("fanout").options(**options).load()
+
+
+def publish(messages: DataFrame, given: argparse.Namespace, exchange: str) -> DataStreamWriter:
+    """A writer to an exchange of the same broker."""
+    of_connection = {name.lower() for name in BrokerOptions.of_connection()}
+    options = {name: value for name, value in given.option if name.lower() in of_connection}
+    if given.url is not None:
+        options["url"] = given.url
+    return messages.writeStream.format("fanout").options(**options, exchange=exchange)
 
 
 def await_end(queries: Sequence[StreamingQuery], *, may_end: bool = False) -> None:
@@ -168,6 +186,14 @@ def whole_number(least: int) -> Callable[[str], int]:
         return int(text)
 
     return convert
+
+
+def share(text: str) -> float:
+    """The type of an argument that is a part of a whole."""
+    with suppress(ValueError):
+        if 0 < float(text) <= 1:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0, up to 1")
 
 
 def interval(text: str) -> str:

@@ -196,6 +196,12 @@ class BrokerOptions:
         """As a person writes them."""
         return [f.metadata["name"] for f in dataclasses.fields(cls)]
 
+    @staticmethod
+    def of_connection() -> list[str]:
+        """Those that say how to connect, and nothing of exchanges."""
+        names = BrokerOptions.names()
+        return [n for n in names if n != "declare" and not n.startswith("exchange")]
+
     @property
     def kind_of_exchange(self) -> str:
         return self.exchange_type or _OWN_TYPES.get(self.exchanges[0], "fanout")

@@ -12,6 +12,8 @@ from .errors import OptionError
 from .options import BrokerOptions, count, flag, option
 from .topology import require_exchange_name
 
+_OF_SPARK = ("checkpointlocation", "queryname")  # comes along with the options of a query
+
 
 def _exchange(value: str) -> tuple[str, ...]:
     require_exchange_name(value)
@@ -53,9 +55,6 @@ class SinkOptions(BrokerOptions):
         "false",
         "leave out columns that are no part of a message, instead of refusing them",
     )
-    checkpoint_location: str | None = option(
-        "checkpointLocation", str, None, "Spark's own, of a streaming query"
-    )
 
     def for_tasks(self) -> SinkOptions:
         """With what only the driver's environment says."""
@@ -64,9 +63,10 @@ class SinkOptions(BrokerOptions):
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SinkOptions:
-        if "exchange" not in {key.lower() for key in given}:
+        ours = {key: value for key, value in given.items() if key.lower() not in _OF_SPARK}
+        if "exchange" not in {key.lower() for key in ours}:
             raise OptionError("option exchange: say which one to publish to")
-        return super().parse(given)
+        return super().parse(ours)
 
     def _check_addresses(self) -> None:
         # The file with the password is where the tasks run.

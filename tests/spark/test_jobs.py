@@ -1,11 +1,13 @@
 """The jobs as people run them: under spark-submit, each a process of its own."""
 
+import json
 import shutil
 import signal
 
 import pytest
 
 from fanout_source import logs, parquet
+from fanout_source.connection import open_connection
 from fanout_source.errors import OptionError
 from fanout_source.severity import SEVERITIES
 from spark_processes import JOBS, written
@@ -93,6 +95,58 @@ def test_many_queries_in_one_job_and_one_that_fails(submit, emit, bound_queues, 
     assert not others
     assert line.startswith("parallel_subscribers: query parquet-2 failed: ")
     wait_until(lambda: not bound_queues(), "nobody is subscribed")
+
+
+def _records(host, minute, *, errors, others):
+    """Bodies of records, all of this minute of the past."""
+    for number in range(errors + others):
+        record = {
+            "time": f"2026-01-01T12:{minute:02}:{number % 60:02}Z", "host": host, "message": "x",
+            "severity": "error" if number < errors else "info",
+        }  # fmt: skip
+        yield json.dumps(record).encode()
+
+
+def test_alerts_are_published_once_for_each_host_and_window_that_passes(
+    submit, publish, address, bound_queues, tmp_path
+):
+    with open_connection(address) as connection:
+        channel = connection.channel()  # as the tutorial's receiver
+        channel.exchange_declare("alerts", "fanout")
+        queue = channel.queue_declare("", exclusive=True).method.queue
+        channel.queue_bind(queue, "alerts")
+        arguments = ("--threshold", 0.2, "--least", 10, "--trigger", "1 second")
+        job = submit("alerts", *arguments, "--checkpoint", tmp_path / "alerts")
+        wait_until(bound_queues, "it is subscribed", 120)
+        publish([
+            *_records("web-1", 0, errors=30, others=70), *_records("web-1", 1, errors=1, others=99),
+            *_records("web-2", 0, errors=19, others=81), *_records("web-3", 0, errors=9, others=0),
+            *_records("web-2", 2, errors=20, others=80),
+        ])  # fmt: skip
+        publish(_records("web-1", 10, errors=0, others=1))  # later than all of that
+        alerts = []
+        for _, properties, body in channel.consume(queue, auto_ack=True, inactivity_timeout=60):
+            assert body is not None, job.errors
+            alerts.append((properties, json.loads(body)))
+            if len(alerts) == 2:
+                break
+        connection.sleep(3)
+        assert channel.queue_declare(queue, passive=True).method.message_count == 0
+        channel.cancel()
+    found = {(a["host"], a["errors"], a["records"], a["severity"]) for _, a in alerts}
+    assert found == {("web-1", 30, 100, "critical"), ("web-2", 20, 100, "critical")}
+    assert "30 of 100 records (30 %) were errors from " in min(alerts, key=str)[1]["message"]
+    assert all(properties.message_id for properties, _ in alerts)
+    assert {properties.headers["host"] for properties, _ in alerts} == {"web-1", "web-2"}
+    assert job.end(signal.SIGTERM) == 0
+
+
+def test_alerts_that_would_be_read_as_logs_are_refused(submit):
+    job = submit("alerts", "--to", "logs")
+    assert job.process.wait(120) == 2
+    assert job.errors == [
+        "alerts: alerts to 'logs' would be read as logs: choose another --to (--help tells more)"
+    ]
 
 
 @pytest.mark.long

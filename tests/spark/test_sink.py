@@ -108,6 +108,7 @@ def test_what_was_read_can_be_written_as_it_is(
     copying = (
         read().writeStream.format("fanout")
         .options(url=url, exchange="copy", checkpointLocation=str(tmp_path / "copying"))
+        .queryName("copying")
         .start()
     )  # fmt: skip
     start(read(), "original")

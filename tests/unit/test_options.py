@@ -8,15 +8,20 @@ import pytest
 from fanout_source import receiver
 from fanout_source.connection import CONNECTION_TIMEOUT_SECONDS, HEARTBEAT_SECONDS
 from fanout_source.errors import OptionError
+from fanout_source.options import BrokerOptions
+from fanout_source.sink_options import SinkOptions
 from fanout_source.source_options import SourceOptions
 
 README = Path(__file__).parents[2] / "README.md"
 
 
-def test_the_readme_has_the_options_as_they_are():
+@pytest.mark.parametrize("options", [BrokerOptions, SourceOptions, SinkOptions])
+def test_the_readme_has_the_options_as_they_are(options):
     rows = ["| option | default | |", "|---|---|---|"]
-    for field in dataclasses.fields(SourceOptions):
+    for field in dataclasses.fields(options):
         about = field.metadata
+        if options is not BrokerOptions and about["name"] in BrokerOptions.names():
+            continue
         default = "" if about["default"] is None else f"`{about['default']}`"
         rows.append(f"| `{about['name']}` | {default} | {about['meaning']} |")
     table = "\n".join(rows)
@@ -161,3 +166,36 @@ def test_no_secret_is_shown():
     options = SourceOptions.parse({"url": "amqp://u:geheim@h", "password": "geheim"})
     assert "geheim" not in repr(options)
     assert "geheim" not in str(options)
+
+
+SINK = {"exchange": "out"}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "option exchange: say which one to publish to"),
+        ({"exchange": "a,b"}, "option exchange=a,b: a sink publishes to one exchange"),
+        ({**SINK, "mandatory": "yes"}, "option mandatory=yes: must be true or false"),
+        ({**SINK, "confirmTimeoutMs": "5s"}, "option confirmTimeoutMs=5s: must be a number"),
+        ({**SINK, "mandatry": "true"}, "option mandatry is not known: did you mean mandatory?"),
+        ({**SINK, "routingKeys": "a"}, "option routingKeys is one of the source, not of the sink"),
+        ({**SINK, "url": "http://h/"}, "the broker's URL begins with 'http://'"),
+    ],
+)
+def test_what_a_sink_cannot_use_is_said(given, message):
+    with pytest.raises(OptionError) as refused:
+        SinkOptions.parse(given)
+    assert message in str(refused.value)
+
+
+def test_a_sink_takes_along_what_only_the_driver_knows(monkeypatch):
+    """Except for a password in a file, which is read where it is needed."""
+    monkeypatch.setenv("FANOUT_URL", "amqp://env:one@h/v")
+    given = {**SINK, "passwordFile": "/on/executors", "queryName": "q", "CHECKPOINTLOCATION": "/c"}
+    options = SinkOptions.parse(given).for_tasks()
+    monkeypatch.delenv("FANOUT_URL")
+    assert options.url == "amqp://env:one@h/v"
+    with pytest.raises(OptionError, match="passwordFile=/on/executors: cannot be read"):
+        _ = options.addresses
+    assert "one" not in repr(options)
