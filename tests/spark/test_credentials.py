@@ -82,6 +82,34 @@ def test_a_query_shows_its_password_nowhere(
     _assert_no_password_in(arguments, "the command line")
 
 
+def test_a_query_that_writes_shows_its_password_nowhere(spark, secret_url, tmp_path, capfd):
+    """Its tasks know it; plans, checkpoint, events and errors do not."""
+    spark.range(10).selectExpr("string(id) body").write.parquet(str(tmp_path / "in"))
+    rows = spark.readStream.schema("body string").parquet(str(tmp_path / "in"))
+    shown = []
+    for exchange in ("out", "amq.direct"):
+        options = {"url": secret_url, "exchange": exchange, "exchangeType": "fanout"}
+        query = (
+            rows.writeStream.format("fanout").options(**options)
+            .option("checkpointLocation", str(tmp_path / f"checkpoint-{exchange}")).start()
+        )  # fmt: skip
+        if exchange == "out":
+            query.processAllAvailable()
+            query.explain(extended=True)
+            shown += [p.json for p in query.recentProgress]
+        else:
+            with pytest.raises(Exception, match="is of type 'direct'") as failure:
+                query.awaitTermination(60)
+            shown.append(str(failure.value))
+        query.stop()
+    for text in (*shown, *capfd.readouterr()):
+        _assert_no_password_in(text.encode(), text[:500])
+    events = Path(urllib.parse.urlsplit(spark.conf.get("spark.eventLog.dir")).path)
+    for folder in (tmp_path, events):
+        for file in filter(Path.is_file, folder.rglob("*")):
+            _assert_no_password_in(file.read_bytes(), file)
+
+
 def test_what_runs_in_tasks_loads_no_broker_code():
     """A task unpickles the source and the reader, and has neither connection nor options."""
     program = "import sys, fanout_source.datasource, fanout_source.partition_reader as reader\n"

@@ -191,11 +191,11 @@ def test_what_a_sink_cannot_use_is_said(given, message):
 
 def test_a_sink_takes_along_what_only_the_driver_knows(monkeypatch):
     """Except for a password in a file, which is read where it is needed."""
-    monkeypatch.setenv("FANOUT_URL", "amqp://env:one@h/v")
+    monkeypatch.setenv("FANOUT_URL", "amqp://env:geheim@h/v")
     given = {**SINK, "passwordFile": "/on/executors", "queryName": "q", "CHECKPOINTLOCATION": "/c"}
     options = SinkOptions.parse(given).for_tasks()
     monkeypatch.delenv("FANOUT_URL")
-    assert options.url == "amqp://env:one@h/v"
+    assert options.url == "amqp://env:geheim@h/v"
     with pytest.raises(OptionError, match="passwordFile=/on/executors: cannot be read"):
         _ = options.addresses
-    assert "one" not in repr(options)
+    assert "geheim" not in repr(options)
