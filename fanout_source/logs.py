@@ -57,6 +57,16 @@ def parse(messages: DataFrame) -> DataFrame:
     )
 
 
+def timely(records: DataFrame, watermark: str) -> DataFrame:
+    """Records whose `time` Spark may aggregate by; later ones than by the watermark are left out.
+
+    Nobody's clock is ahead of ours: one from the future would make all others late.
+    """
+    return records.withColumn("time", f.least("time", "received_at")).withWatermark(
+        "time", watermark
+    )
+
+
 def at_least(severity: str, records: DataFrame) -> DataFrame:
     """The records of this severity and above; one that nobody knows counts as info."""
     return records.where(rank(f.col("severity")) >= SEVERITIES.index(severity))

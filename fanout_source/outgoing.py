@@ -51,7 +51,7 @@ def prepare(rows: pa.RecordBatch, id_prefix: str) -> pa.RecordBatch:
     cells = {name: _cell(name, kind, columns[name]) for name, kind in PROPERTIES if name in columns}
     ids = columns.get("message_id", pa.nulls(count, pa.string())).cast(pa.string())
     if ids.null_count:
-        content = _join(*prepared, *map(_fill, cells.values()))
+        content = _join(*prepared, _properties(cells))
         cells["message_id"] = _prefixed("message_id", pc.coalesce(ids, _ids(content, id_prefix)))
     prepared.insert(1, _properties(cells))
     return pa.RecordBatch.from_arrays(prepared, schema=PREPARED)

@@ -112,6 +112,7 @@ class _Delivery:
         self._publisher: Publisher | None = None
         self._waiting: deque[pa.RecordBatch] = deque()
         self._sent: deque[tuple[int, pa.RecordBatch]] = deque()  # with the publisher's count then
+        self._sent_bytes = 0
         self._deadline: float | None = None  # to have a broker again that confirms something
 
     def hand_over(self, chunk: pa.RecordBatch) -> None:
@@ -142,6 +143,7 @@ class _Delivery:
             self._publisher = None
             self._waiting.extendleft(chunk for _, chunk in reversed(self._sent))
             self._sent.clear()
+            self._sent_bytes = 0
 
     def _send(self) -> None:
         """Publish what waits; wait while much is unconfirmed."""
@@ -157,8 +159,9 @@ class _Delivery:
             )
             publisher.publish_frames(frames, chunk.num_rows)
             self._sent.append((publisher.published, self._waiting.popleft()))
+            self._sent_bytes += chunk.nbytes
             self._forget_confirmed()
-            while sum(chunk.nbytes for _, chunk in self._sent) > _UNCONFIRMED_BYTES:
+            while self._sent_bytes > _UNCONFIRMED_BYTES:
                 publisher.flush(self._sent[0][0])
                 self._forget_confirmed()
 
@@ -170,7 +173,8 @@ class _Delivery:
     def _forget_confirmed(self) -> None:
         confirmed = 0 if self._publisher is None else self._publisher.confirmed_without_hole
         while self._sent and self._sent[0][0] <= confirmed:
-            self._sent.popleft()
+            _, chunk = self._sent.popleft()
+            self._sent_bytes -= chunk.nbytes
             self._deadline = None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pika
@@ -96,29 +96,34 @@ def ensure_queue(
 def look_for_queue(
     connection: pika.BlockingConnection, address: BrokerAddress, name: str
 ) -> Any | None:
-    with explained(address, f"looking for queue {name!r}"):
+    """What the broker says of it; None when there is none."""
+    doing = f"looking for queue {name!r}"
+    found = _look(connection, address, doing, lambda c: c.queue_declare(name, passive=True))
+    return None if found is None else found.method
+
+
+def has_exchange(connection: pika.BlockingConnection, address: BrokerAddress, name: str) -> bool:
+    doing = f"looking for exchange {name!r}"
+    found = _look(connection, address, doing, lambda c: c.exchange_declare(name, passive=True))
+    return found is not None
+
+
+def _look(
+    connection: pika.BlockingConnection,
+    address: BrokerAddress,
+    doing: str,
+    ask: Callable[[Any], Any],
+) -> Any | None:
+    with explained(address, doing):
         channel = connection.channel()
         try:
-            found = channel.queue_declare(name, passive=True).method
+            found = ask(channel)
         except ChannelClosedByBroker as error:
             if error.reply_code != NOT_FOUND:
                 raise
             return None
         channel.close()
         return found
-
-
-def has_exchange(connection: pika.BlockingConnection, address: BrokerAddress, name: str) -> bool:
-    with explained(address, f"looking for exchange {name!r}"):
-        channel = connection.channel()
-        try:
-            channel.exchange_declare(name, passive=True)
-        except ChannelClosedByBroker as error:
-            if error.reply_code != NOT_FOUND:
-                raise
-            return False
-        channel.close()
-        return True
 
 
 def make_marker(connection: pika.BlockingConnection, address: BrokerAddress, queue: str) -> None:

@@ -58,9 +58,7 @@ def find(records: DataFrame, window: str, watermark: str) -> DataFrame:
     """How many records, and how many errors, there were of each host in each window."""
     is_error = logs.rank(f.col("severity")) >= logs.rank(f.lit("error"))
     return (
-        # Nobody's clock is ahead of ours: one from the future would make all others late.
-        records.withColumn("time", f.least("time", "received_at"))
-        .withWatermark("time", watermark)
+        logs.timely(records, watermark)
         .groupBy(f.window("time", window), f.coalesce("host", f.lit("-")).alias("host"))
         .agg(f.count("*").alias("records"), f.count_if(is_error).alias("errors"))
     )

@@ -14,7 +14,6 @@ import argparse
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from uuid import uuid4
 
@@ -24,22 +23,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 import broker
 import local_spark
+from bench_emit import await_all, send_with_pika
 from fanout_source.connection import open_connection
 from fanout_source.log_record import Message
 from fanout_source.message import COLUMNS
-from machine import SetupError
 from measured import Measured
 from program import run
 from progress import Progress
 from sample_logs import sample_logs
-
-
-def send_with_pika(address: broker.BrokerAddress, exchange: str, messages: list[Message]) -> None:
-    connection = open_connection(address)
-    channel = connection.channel()
-    for body, properties in messages:
-        channel.basic_publish(exchange, "", body, properties)
-    connection.close()
 
 
 def main() -> None:
@@ -85,19 +76,12 @@ def _measure(
         queue = channel.queue_declare("", exclusive=True).method.queue
         channel.queue_bind(queue, exchange)
 
-        def await_all() -> None:
-            deadline = time.monotonic() + 120
-            while (held := channel.queue_declare(queue, passive=True).method.message_count) < count:
-                if time.monotonic() > deadline:
-                    raise SetupError(f"only {held} of {count} messages arrived")
-                watcher.sleep(0.02)
-
         with Progress("rounds", 2 * (rounds + 1)) as progress:
             for turn in range(rounds + 1):
                 for side in (bare, ours) if turn % 2 else (ours, bare):
                     with side.time():
                         senders[side]()
-                        await_all()
+                        await_all(watcher, channel, queue, count)
                     channel.queue_purge(queue)
                 if not turn:  # has warmed up
                     for side in (ours, bare):

@@ -6,8 +6,8 @@ import pytest
 from fanout_source import message
 from fanout_source.connection import open_connection
 from fanout_source.errors import BrokerRefused
-from fanout_source.options import Options
 from fanout_source.receiver import Receiver
+from fanout_source.source_options import SourceOptions
 from fanout_source.spool import read_slice
 
 
@@ -22,7 +22,7 @@ def receive(address, spool):
     """`receive(publish, **options)`: the bodies that a subscription gets of what is published."""
 
     def received(publish, **options):
-        subscription = Options.parse(options).subscription
+        subscription = SourceOptions.parse(options).subscription
         with Receiver(address, spool, subscription) as receiver:
             count = publish()
             end = 0

@@ -10,8 +10,8 @@ import private_node
 from fanout_source.address import BrokerAddress
 from fanout_source.connection import open_connection
 from fanout_source.errors import BrokerRefused, OptionError
-from fanout_source.options import Options
 from fanout_source.receiver import Receiver
+from fanout_source.source_options import SourceOptions
 from private_node import control
 from waiting import wait_until
 
@@ -64,7 +64,7 @@ def listen(broker, authority, files, vhost):
 
 
 def _address(url, **options):
-    [address] = Options.parse({"url": url, **options}).addresses
+    [address] = SourceOptions.parse({"url": url, **options}).addresses
     return address
 
 

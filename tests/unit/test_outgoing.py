@@ -156,6 +156,14 @@ def test_rows_that_differ_in_anything_have_ids_of_their_own(name):
     assert one != another
 
 
+def test_the_same_value_in_another_column_is_another_row():
+    one, another = [
+        _batch([{"body": b"x", "type": kind, "app_id": name}])
+        for kind, name in (("v", None), (None, "v"))
+    ]
+    assert _ids(one) != _ids(another)
+
+
 def test_an_id_that_a_row_brings_stays():
     batch = _batch([{"body": b"1", "message_id": "mine"}, {"body": b"2", "message_id": None}])
     ids = _ids(batch)
