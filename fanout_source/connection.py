@@ -29,6 +29,7 @@ from .errors import (
     BrokerRefused,
     BrokerUnreachable,
     ConnectionLost,
+    NotFound,
     NotPermitted,
     QueueBusy,
 )
@@ -176,7 +177,7 @@ def explain(
         refused = f"{doing}: the broker at {address} refused it: {error.reply_text}"
         if error.reply_code == 403:
             return NotPermitted(f"{refused}; {_grant(address, rights)}")
-        return BrokerRefused(refused)
+        return NotFound(refused) if error.reply_code == 404 else BrokerRefused(refused)
     if isinstance(error, amqp.ConnectionClosedByBroker):
         temporary = error.reply_code in _TEMPORARY
         return (ConnectionLost if temporary else BrokerRefused)(

@@ -69,12 +69,10 @@ class FanoutDataSource(DataSource):
 
         with plainly():
             if overwrite:
-                raise OptionError(
-                    'what is published stays: use outputMode("append") or outputMode("update")'
-                )
+                raise OptionError('what is published stays: use outputMode("append")')
             return StreamSink(*self._sink(schema))
 
-    def _sink(self, schema: StructType) -> tuple[SinkOptions, list[str]]:
+    def _sink(self, schema: StructType) -> tuple[SinkOptions, dict[str, str]]:
         from .sink_options import SinkOptions
 
         options = SinkOptions.parse(self.options)
@@ -93,7 +91,21 @@ def _require_usable(given: dict[str, str]) -> None:
         try:
             SinkOptions.parse(given)
         except OptionError as cannot_write:
-            only_of_a_sink = {*SinkOptions.names()} - {*SourceOptions.names()}
-            if {name.lower() for name in only_of_a_sink} & {key.lower() for key in given}:
-                raise OptionError(f"to write, {cannot_write}; to read, {cannot_read}") from None
-            raise cannot_read from None
+            raise (cannot_write if _is_for_a_sink(given) else cannot_read) from None
+
+
+def _is_for_a_sink(given: dict[str, str]) -> bool:
+    """Going by the options that only one of the two has."""
+    from .sink_options import OF_SPARK, SinkOptions
+    from .source_options import SourceOptions
+
+    keys = {key.lower() for key in given}
+    of_sink = {name.lower() for name in SinkOptions.names()}
+    of_source = {name.lower() for name in SourceOptions.names()}
+    if keys & set(OF_SPARK):
+        return True
+    return (
+        bool(keys & (of_sink - of_source))
+        and "exchange" in keys
+        and not keys & (of_source - of_sink)
+    )

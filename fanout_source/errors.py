@@ -5,7 +5,8 @@
     ├── BrokerError             the broker could not do it
     │   ├── BrokerUnreachable   nobody answers: trying again may help
     │   ├── BrokerRefused       the broker said no: trying again will not help
-    │   │   └── NotPermitted    the account has not the right to do it
+    │   │   ├── NotPermitted    the account has not the right to do it
+    │   │   └── NotFound        an exchange or queue is not there
     │   ├── QueueBusy           another consumer has the queue: trying again may help
     │   ├── ConnectionLost      it worked, then it ended: trying again may help
     │   └── PublishFailed       messages that the broker did not confirm
@@ -42,6 +43,10 @@ class BrokerRefused(BrokerError):
 
 class NotPermitted(BrokerRefused):
     """The account has not the right to do what was asked of the broker."""
+
+
+class NotFound(BrokerRefused):
+    """An exchange or a queue is not there (any more)."""
 
 
 class QueueBusy(BrokerError):

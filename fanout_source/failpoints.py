@@ -2,7 +2,8 @@
 
 `FANOUT_FAILPOINTS="spool.fsync=EIO,spool.rename=kill@3"` raises that `OSError` each time the first
 step is reached, and ends the process with SIGKILL the third time it reaches the second. `stop`
-sends SIGSTOP. It is read when the process starts.
+sends SIGSTOP. It is read when the process starts; `@` and the name of a file stand for what is in
+that file then.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import errno
 import os
 import signal
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass
@@ -28,6 +30,8 @@ def reach(step: str) -> None:
 def arm(plan: str) -> None:
     """Replace what is armed in this process; an empty plan turns everything off."""
     _armed.clear()
+    if plan.startswith("@"):
+        plan = Path(plan[1:]).read_text().strip()
     for item in filter(None, plan.split(",")):
         step, _, action = item.strip().partition("=")
         action, _, turn = action.partition("@")

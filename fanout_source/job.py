@@ -25,8 +25,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from .datasource import FanoutDataSource
-from .errors import FanoutError
+from .errors import FanoutError, OptionError
 from .options import BrokerOptions
+from .sink_options import SinkOptions
 
 _POLL_SECONDS = 0.2
 _BEGIN_SECONDS = 10.0
@@ -201,6 +202,21 @@ def interval(text: str) -> str:
     if not _INTERVAL.fullmatch(text.strip()):
         raise argparse.ArgumentTypeError(f"{text!r} is not a time such as '30 seconds'")
     return text.strip()
+
+
+def window(text: str) -> str:
+    """The type of an argument that is a time of some length."""
+    if not re.search("[1-9]", interval(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time at all")
+    return text.strip()
+
+
+def exchange(text: str) -> str:
+    """The type of an argument that names an exchange to publish to."""
+    try:
+        return SinkOptions.parse({"exchange": text}).exchanges[0]
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 class _Parser(argparse.ArgumentParser):

@@ -248,15 +248,21 @@ class BrokerOptions:
 
 
 def _unknown(key: str, own: type[BrokerOptions]) -> str:
-    names = {name.lower(): name for name in own.names()}
+    if near := _nearest(key, own.names()):
+        return f"option {key} is not known: did you mean {near}?"
     for other in BrokerOptions.__subclasses__():
-        for name in other.names():
-            if name.lower() == key.lower():
-                return f"option {name} is one of the {other.of}, not of the {own.of}"
-            names.setdefault(name.lower(), name)
-    near = difflib.get_close_matches(key.lower(), names, n=1)
-    hint = f"did you mean {names[near[0]]}?" if near else f"there are: {', '.join(own.names())}"
-    return f"option {key} is not known: {hint}"
+        near = _nearest(key, other.names())
+        if near and near.lower() == key.lower():
+            return f"option {near} is one of the {other.of}, not of the {own.of}"
+        if near:
+            return f"option {key} is not known: did you mean {near}, of the {other.of}?"
+    return f"option {key} is not known: there are: {', '.join(own.names())}"
+
+
+def _nearest(key: str, names: list[str]) -> str | None:
+    by_lower = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(key.lower(), by_lower, n=1)
+    return by_lower[near[0]] if near else None
 
 
 def _read_password(path: str) -> str:

@@ -31,11 +31,11 @@ PREPARED = pa.schema(
 )
 
 
-def prepare(rows: pa.RecordBatch, id_prefix: str) -> pa.RecordBatch:
+def prepare(rows: pa.RecordBatch, ids: Ids) -> pa.RecordBatch:
     """Rows as their routing keys, properties and bodies in AMQP's bytes (`PREPARED`).
 
-    A row without a `message_id` gets one: the prefix, and what tells it from the other rows here,
-    in whatever order these come. A value that AMQP cannot carry is an `OptionError`.
+    A row without a `message_id` gets one of `ids`. A value that AMQP cannot carry is an
+    `OptionError`.
     """
     columns = {name: rows.column(name) for name in rows.schema.names}
     body = columns["body"]
@@ -49,10 +49,10 @@ def prepare(rows: pa.RecordBatch, id_prefix: str) -> pa.RecordBatch:
     keys = columns.get("routing_key", pa.nulls(count, pa.string())).cast(pa.string())
     prepared = [_prefixed("routing_key", pc.fill_null(keys, "")), _as_bytes(body)]
     cells = {name: _cell(name, kind, columns[name]) for name, kind in PROPERTIES if name in columns}
-    ids = columns.get("message_id", pa.nulls(count, pa.string())).cast(pa.string())
-    if ids.null_count:
-        content = _join(*prepared, _properties(cells))
-        cells["message_id"] = _prefixed("message_id", pc.coalesce(ids, _ids(content, id_prefix)))
+    given = columns.get("message_id", pa.nulls(count, pa.string())).cast(pa.string())
+    if given.null_count:
+        made = ids.make(_join(prepared[0], _properties(cells), prepared[1]))
+        cells["message_id"] = _prefixed("message_id", pc.coalesce(given, made))
     prepared.insert(1, _properties(cells))
     return pa.RecordBatch.from_arrays(prepared, schema=PREPARED)
 
@@ -88,20 +88,32 @@ def to_frames(
     return _contents(frames)
 
 
-def _ids(content: pa.BinaryArray, prefix: str) -> pa.StringArray:
-    """The same rows get the same ids; of several that are alike, each one of its own."""
-    digests = b"".join(blake2b(row, digest_size=8).digest() for row in content.to_pylist())
-    names = pa.Array.from_buffers(
-        pa.binary(16), len(content), [None, pa.py_buffer(digests.hex().encode())]
-    ).cast(pa.binary())
-    if len(pc.unique(names)) < len(names):
-        seen: Counter[bytes] = Counter()
-        numbered = []
-        for name in names.to_pylist():
-            seen[name] += 1
-            numbered.append(b"%b-%d" % (name, seen[name]))
-        names = pa.array(numbered, pa.binary())
-    return _join(f"{prefix}-".encode(), names).cast(pa.string())
+class Ids:
+    """The same rows get the same ids, in whatever order they come; of several that are alike, each
+    one of its own. For a bounded number of rows: it remembers them."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._seen: Counter[bytes] = Counter()
+
+    def make(self, content: pa.BinaryArray) -> pa.StringArray:
+        """Ids for rows, given all that is in each of them."""
+        digests = [blake2b(row, digest_size=8).digest() for row in content.to_pylist()]
+        if len(set(digests)) == len(digests) and self._seen.keys().isdisjoint(digests):
+            self._seen.update(digests)
+            names = pa.Array.from_buffers(
+                pa.binary(16),
+                len(digests),
+                [None, pa.py_buffer(b"".join(digests).hex().encode())],
+            ).cast(pa.binary())
+        else:
+            names = pa.array(map(self._name, digests), pa.binary())
+        return _join(f"{self._prefix}-".encode(), names).cast(pa.string())
+
+    def _name(self, digest: bytes) -> bytes:
+        self._seen[digest] += 1
+        count = self._seen[digest]
+        return digest.hex().encode() + (b"-%d" % count if count > 1 else b"")
 
 
 def _properties(cells: dict[str, pa.BinaryArray]) -> pa.BinaryArray:
@@ -124,21 +136,22 @@ def _cell(name: str, kind: str, column: pa.Array) -> pa.BinaryArray:
     if kind is OCTET:
         return _numbers(_require_range(name, column, 0, 255), 1)
     micros = column.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-    seconds = pc.divide(micros, 1_000_000)
-    return _numbers(_require_range(name, seconds, 0, None, "before 1970"), 8)
+    _require_range(name, micros, 0, None, "before 1970")
+    return _numbers(pc.divide(micros, 1_000_000), 8)
 
 
 def _tables(column: pa.MapArray) -> pa.BinaryArray:
     """Headers as field tables. The entries of all rows lie behind each other: a row's are those
     between two offsets."""
-    keys = _prefixed("headers", column.keys)
-    values = _as_bytes(column.items)
+    first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
+    keys = _prefixed("headers", column.keys.slice(first, last - first))
+    values = _as_bytes(column.items.slice(first, last - first))
     text = _join(b"S", _numbers(pc.binary_length(values), 4), values)
     entries = _join(keys, pc.coalesce(text, pa.scalar(b"V", pa.binary())))
     offsets = pa.Array.from_buffers(
         pa.int32(), len(entries) + 1, [None, entries.buffers()[1]], offset=entries.offset
     )
-    bounds = offsets.take(column.offsets)
+    bounds = offsets.take(pc.subtract(column.offsets, first))
     data = entries.buffers()[2] or pa.py_buffer(b"")
     tables = pa.Array.from_buffers(
         pa.binary(), len(column), [None, bounds.buffers()[1], data], offset=bounds.offset

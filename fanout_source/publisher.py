@@ -134,15 +134,21 @@ class Publisher:
         with self._changed:
             last = self._published if up_to is None else up_to
             self._wait_for_progress(lambda: self._confirmed >= last)
+        self.require_routed()
+        with self._changed:
             if self._error is not None and self._confirmed < last:
                 raise self._failure(self._error)
-            if self._returned:
-                count, self._returned = self._returned, 0
-                raise PublishFailed(
-                    f"{count} messages reached no queue behind exchange {self._exchange!r} on the "
-                    f"broker at {self._address}: nobody is subscribed, or not with their routing "
-                    f"keys (such as {self._returned_key!r})"
-                )
+
+    def require_routed(self) -> None:
+        """Raise `PublishFailed` when messages have come back."""
+        with self._changed:
+            count, self._returned = self._returned, 0
+        if count:
+            raise PublishFailed(
+                f"{count} messages reached no queue behind exchange {self._exchange!r} on the "
+                f"broker at {self._address}: nobody is subscribed, or not with their routing "
+                f"keys (such as {self._returned_key!r})"
+            )
 
     def close(self) -> None:
         """End the connection; what was not flushed may be lost."""
@@ -209,9 +215,7 @@ class Publisher:
                 )
 
     def _failure(self, cause: BrokerError) -> PublishFailed:
-        failed = PublishFailed(
-            f"{cause}; {self._lag} of {self._published} messages were not confirmed"
-        )
+        failed = PublishFailed(f"{cause}; {self._lag} messages were not confirmed")
         failed.__cause__ = cause
         return failed
 

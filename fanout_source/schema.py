@@ -9,10 +9,10 @@ from .errors import OptionError
 from .message import COLUMNS
 
 SCHEMA = StructType([StructField(name, from_arrow_type(kind)) for name, kind in COLUMNS.items()])
-_INTEGERS = ("tinyint", "smallint", "int", "bigint")
+_INTEGERS = ("int", "bigint", "smallint", "tinyint")
 # What can be published, and as which types.
 _PUBLISHABLE = {
-    field.name: {"binary": ("string", "binary"), "int": _INTEGERS}.get(
+    field.name: {"binary": ("binary", "string"), "int": _INTEGERS}.get(
         field.dataType.simpleString(), (field.dataType.simpleString(),)
     )
     for field in SCHEMA
@@ -40,24 +40,30 @@ def require_columns(schema: StructType) -> None:
         raise OptionError(f"the schema does not fit: {'; '.join(flaws)}. The columns are: {right}")
 
 
-def publishable(schema: StructType, *, ignore_unknown: bool) -> list[str]:
-    """The columns of rows that are to be published, without those that say how a row came; a
+def publishable(schema: StructType, *, ignore_unknown: bool) -> dict[str, str]:
+    """Which columns of rows are published, and as what; those that say how a row came are not. A
     schema that does not fit is refused."""
-    flaws, chosen = [], []
+    flaws, unknown = [], []
+    chosen: dict[str, str] = {}
     for field in schema:
-        kinds, kind = _PUBLISHABLE.get(field.name), field.dataType.simpleString()
-        if kinds is not None and kind in kinds:
-            chosen.append(field.name)
-        elif kinds is not None:
+        name, kind = field.name.lower(), field.dataType.simpleString().split(" collate ")[0]
+        kinds = _PUBLISHABLE.get(name)
+        if kinds is None:
+            unknown += [field.name] if name not in _OF_RECEIPT else []
+        elif name in chosen.values():
+            flaws.append(f"column {name} is there twice")
+        elif kind in kinds:
+            chosen[field.name] = name
+        elif kind != "void" or name == "body":
             flaws.append(f"column {field.name} is {kind}, not {' or '.join(kinds)}")
-        elif field.name not in _OF_RECEIPT and not ignore_unknown:
-            flaws.append(
-                f"there is no column {field.name} in a message (ignoreUnknownColumns=true leaves "
-                "it out)"
-            )
-    if "body" not in schema.fieldNames():
+    if unknown and not ignore_unknown:
+        more = f" and {len(unknown) - 10} more" if len(unknown) > 10 else ""
+        flaws.append(
+            f"there is no column {', '.join(unknown[:10])}{more} in a message "
+            "(ignoreUnknownColumns=true leaves out what is unknown)"
+        )
+    if not flaws and "body" not in chosen.values():
         flaws.append("column body is missing")
-    flaws += [f"column {name} is there twice" for name in set(chosen) if chosen.count(name) > 1]
     if flaws:
         known = ", ".join(f"{name} {kinds[0]}" for name, kinds in _PUBLISHABLE.items())
         raise OptionError(

@@ -6,14 +6,16 @@ more than once. A message without a `message_id` therefore gets one that is the 
 
 from __future__ import annotations
 
+import bisect
 import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -23,7 +25,7 @@ from pyspark.sql.datasource import (
 
 from . import outgoing
 from .connection import with_any
-from .errors import BrokerError, BrokerUnreachable, ConnectionLost, PublishFailed
+from .errors import BrokerError, BrokerUnreachable, ConnectionLost, NotFound, PublishFailed
 from .message import REPEATABLE_ID
 from .publisher import Publisher
 from .sink_options import SinkOptions
@@ -46,10 +48,10 @@ class Published(WriterCommitMessage):
 class _Sink:
     """What streaming and batch have in common. Goes to the tasks, account included."""
 
-    def __init__(self, options: SinkOptions, columns: Sequence[str]) -> None:
+    def __init__(self, options: SinkOptions, columns: Mapping[str, str]) -> None:
+        """`columns` are those to publish, and what they are of a message."""
         self._options = options.for_tasks()
         self._columns = columns
-        self._job = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
         log_to_spark()
@@ -57,34 +59,57 @@ class _Sink:
             return Published(_publish(self._options, self._chunks(iterator)))
 
     def _chunks(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Prepared messages, so many that they can be handed over at a time; the same ones when a
-        task is done again with the same rows."""
-        prefix, number = self._id_prefix(), 0
-        for batch in batches:
-            chosen = batch.select(self._columns)
-            rows = max(1, batch.num_rows * _HANDED_OVER_BYTES // max(1, chosen.nbytes))
-            rows = min(rows, self._options.batch_size)
-            for start in range(0, batch.num_rows, rows):
-                yield outgoing.prepare(chosen.slice(start, rows), f"{prefix}-{number}")
-                number += 1
-
-    def _id_prefix(self) -> str:
-        """What makes a message's id that of this query, batch and partition; in a batch job, which
-        Spark never does twice by itself, that of the job."""
+        """Prepared messages, so many that they can be handed over at a time."""
         context = TaskContext.get()
         assert context is not None
-        query = context.getLocalProperty("sql.streaming.queryId")
-        batch = context.getLocalProperty("streaming.sql.batchId")
-        origin = self._job if query is None else f"{query}-{batch}"
-        return f"{REPEATABLE_ID}{origin}-{context.partitionId()}"
+        prefix = f"{REPEATABLE_ID}{self._origin(context)}-{context.partitionId()}"
+        for number, batch in enumerate(batches):
+            ids = outgoing.Ids(f"{prefix}-{number}")
+            chosen = batch.select([*self._columns]).rename_columns([*self._columns.values()])
+            for start, end in _pieces(chosen, self._options.batch_size):
+                yield outgoing.prepare(chosen.slice(start, end - start), ids)
+
+    def _origin(self, context: TaskContext) -> str:
+        """What makes the ids of messages those of this write: the same when Spark does it again,
+        and no other's."""
+        raise NotImplementedError
 
 
 class BatchSink(_Sink, DataSourceArrowWriter):
     """`df.write.format("fanout").mode("append")`."""
 
+    def __init__(self, options: SinkOptions, columns: Mapping[str, str]) -> None:
+        super().__init__(options, columns)
+        self._job = uuid.uuid4().hex
+
+    def _origin(self, context: TaskContext) -> str:
+        # Not of a query and batch, in `foreachBatch`: two writes there are different writes.
+        return self._job
+
 
 class StreamSink(_Sink, DataSourceStreamArrowWriter):
     """`writeStream.format("fanout")`."""
+
+    def _origin(self, context: TaskContext) -> str:
+        query = context.getLocalProperty("sql.streaming.queryId")
+        return f"{query}-{context.getLocalProperty('streaming.sql.batchId')}"
+
+
+def _pieces(rows: pa.RecordBatch, most_rows: int) -> Iterator[tuple[int, int]]:
+    """Where to cut, for pieces of at most so many rows, and bytes, unless a row has more."""
+    start, total = 0, rows.num_rows
+    ends = None
+    if rows.nbytes > _HANDED_OVER_BYTES:
+        others = (rows.nbytes - rows.column("body").nbytes) // max(1, total)
+        sizes = pc.add(pc.fill_null(pc.binary_length(rows.column("body")), 0).cast("int64"), others)
+        ends = pc.cumulative_sum(sizes).to_pylist()
+    while start < total:
+        end = min(start + most_rows, total)
+        if ends is not None:
+            before = ends[start - 1] if start else 0
+            end = min(end, max(start + 1, bisect.bisect_right(ends, before + _HANDED_OVER_BYTES)))
+        yield start, end
+        start = end
 
 
 def _publish(options: SinkOptions, chunks: Iterator[pa.RecordBatch]) -> int:
@@ -113,6 +138,9 @@ class _Delivery:
         self._waiting: deque[pa.RecordBatch] = deque()
         self._sent: deque[tuple[int, pa.RecordBatch]] = deque()  # with the publisher's count then
         self._sent_bytes = 0
+        self._passing_errors: tuple[type[BrokerError], ...] = (ConnectionLost, BrokerUnreachable)
+        if options.declare == "auto":  # it is declared again with the next connection
+            self._passing_errors += (NotFound,)
         self._deadline: float | None = None  # to have a broker again that confirms something
 
     def hand_over(self, chunk: pa.RecordBatch) -> None:
@@ -134,13 +162,15 @@ class _Delivery:
                 if self._deadline is None:
                     self._deadline = now + self._options.confirm_timeout_ms / 1000
                 is_over = now + pause_seconds > self._deadline
-                if is_over or not isinstance(cause, (ConnectionLost, BrokerUnreachable)):
+                if is_over or not isinstance(cause, self._passing_errors):
                     raise
                 _log.warning("%s; trying again", error)
             time.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, _LAST_RETRY_SECONDS)
             self._forget_confirmed()
-            self._publisher = None
+            if self._publisher is not None:
+                self._publisher.require_routed()
+                self._publisher = None
             self._waiting.extendleft(chunk for _, chunk in reversed(self._sent))
             self._sent.clear()
             self._sent_bytes = 0

@@ -12,7 +12,7 @@ from .errors import OptionError
 from .options import BrokerOptions, count, flag, option
 from .topology import require_exchange_name
 
-_OF_SPARK = ("checkpointlocation", "queryname")  # comes along with the options of a query
+OF_SPARK = ("checkpointlocation", "queryname")  # comes along with the options of a query
 
 
 def _exchange(value: str) -> tuple[str, ...]:
@@ -63,7 +63,7 @@ class SinkOptions(BrokerOptions):
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SinkOptions:
-        ours = {key: value for key, value in given.items() if key.lower() not in _OF_SPARK}
+        ours = {key: value for key, value in given.items() if key.lower() not in OF_SPARK}
         if "exchange" not in {key.lower() for key in ours}:
             raise OptionError("option exchange: say which one to publish to")
         return super().parse(ours)

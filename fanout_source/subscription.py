@@ -14,7 +14,7 @@ from typing import Any
 
 import pika
 from pika import frame
-from pika.exceptions import AMQPError, ChannelClosedByBroker
+from pika.exceptions import AMQPError, AMQPHeartbeatTimeout, ChannelClosedByBroker
 
 from .address import BrokerAddress
 from .connection import (
@@ -39,6 +39,7 @@ from .topology import (
 
 _RECEIVE_BYTES = 256 * 1024
 _GATHER_SECONDS = 0.002
+_SECOND_LOOK_SECONDS = 0.1
 
 _log = logging.getLogger(__name__)
 
@@ -137,7 +138,7 @@ class Session:
         self._subscription = subscription
         self.backlog = 0  # what a named queue held at first
         self.is_empty = False  # it holds nothing, the last time that we asked
-        self._renew_seconds = heartbeat_seconds
+        self._heartbeat_seconds = heartbeat_seconds
         self._connection = open_connection(
             address,
             timeout_seconds=connection_timeout_seconds,
@@ -297,9 +298,10 @@ class Session:
 
     def attach(self) -> None:
         """Begin to show what is received."""
-        self._impl.ioloop.call_later(self._renew_seconds, self._renew_bindings)
+        self._impl.ioloop.call_later(self._heartbeat_seconds, self._renew_bindings)
         if self._impl.is_tapped:
             self._impl.tap = self._hear
+            self._check_life(is_late=False)
             _receive_in_large_pieces(self._impl)
         else:
             _warn_once(
@@ -318,7 +320,21 @@ class Session:
         for binding in self._bindings:
             if self._channel.is_open:
                 self._channel.queue_bind(self.queue, **binding, callback=bound)
-        self._impl.ioloop.call_later(self._renew_seconds, self._renew_bindings)
+        self._impl.ioloop.call_later(self._heartbeat_seconds, self._renew_bindings)
+
+    def _check_life(self, is_late: bool) -> None:
+        """A broker sends something every half heartbeat. pika looks for that once in a heartbeat
+        and five seconds; this notices within two heartbeats. What has come while we were not
+        running is read before the second look."""
+        silence = time.time() - self.last_heard
+        was_late, is_late = is_late, silence > 1.5 * self._heartbeat_seconds
+        if was_late and is_late:
+            self._fail(AMQPHeartbeatTimeout(f"nothing came for {silence:.0f} s"))
+            return
+        self._impl.ioloop.call_later(
+            _SECOND_LOOK_SECONDS if is_late else self._heartbeat_seconds / 2 - _SECOND_LOOK_SECONDS,
+            lambda: self._check_life(is_late),
+        )
 
     def _hear(self, data: bytes) -> bytes:
         heard = time.time()

@@ -159,7 +159,7 @@ def require_exchange_name(name: str) -> None:
     """Refuse a name that no exchange can have."""
     if not name:
         raise OptionError(
-            "the exchange has an empty name: the default exchange cannot be subscribed to"
+            "the exchange has an empty name: the default exchange cannot be used here"
         )
     require_name("exchange", name)
 

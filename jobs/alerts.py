@@ -7,8 +7,6 @@ A window is judged once: when records come that are later than its end by the wa
 is a log record itself: whatever shows logs shows alerts, too (--exchange alerts).
 """
 
-from contextlib import nullcontext
-
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
@@ -18,8 +16,9 @@ from fanout_source import job, logs
 def main() -> None:
     parser = job.arguments(__doc__)
     parser.add_argument(
-        "--to", default="alerts", metavar="EXCHANGE", help="where to publish (default: alerts)"
-    )
+        "--to", type=job.exchange, default="alerts", metavar="EXCHANGE",
+        help="where to publish (default: alerts)",
+    )  # fmt: skip
     parser.add_argument(
         "--threshold", type=job.share, default=0.1, help="share of errors (default: 0.1)"
     )
@@ -27,7 +26,7 @@ def main() -> None:
         "--least", type=job.whole_number(1), default=10, metavar="N",
         help="judge windows with so many records of a host (default: 10)",
     )  # fmt: skip
-    parser.add_argument("--window", type=job.interval, default="1 minute", help="default: 1 minute")
+    parser.add_argument("--window", type=job.window, default="1 minute", help="default: 1 minute")
     parser.add_argument(
         "--watermark",
         type=job.interval,
@@ -43,14 +42,12 @@ def main() -> None:
     given = parser.parse_args()
     if given.to == given.exchange:
         parser.error(f"alerts to {given.to!r} would be read as logs: choose another --to")
-    place = job.temporary_spool() if given.checkpoint is None else nullcontext()
-    with place as spool, job.session("alerts") as spark:
-        kept = {} if spool is None else {"spoolDir": spool}
+    with job.temporary_spool() as spool, job.session("alerts") as spark:
+        kept = {"spoolDir": spool} if given.checkpoint is None else {}
         records = logs.parse(job.subscribe(spark, given, **kept))
         alerts = as_messages(find(records, given.window, given.watermark), given)
         writer = job.publish(alerts, given, given.to).queryName("alerts")
-        if given.checkpoint is not None:
-            writer = writer.option("checkpointLocation", given.checkpoint)
+        writer = writer.option("checkpointLocation", given.checkpoint or f"{spool}/checkpoint")
         job.await_end([writer.trigger(processingTime=given.trigger).start()])
 
 

@@ -14,7 +14,7 @@ from fanout_source import console, job, logs
 def main() -> None:
     parser = job.arguments(__doc__)
     parser.add_argument(
-        "--window", type=job.interval, default="10 seconds", help="default: 10 seconds"
+        "--window", type=job.window, default="10 seconds", help="default: 10 seconds"
     )
     parser.add_argument(
         "--watermark",

@@ -6,12 +6,14 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 
 
 class Proxy:
     """Forwards a port of its own (`at`, or any) to host:port. `reset` cuts all connections with
-    a TCP reset, `refuse` makes new ones fail until `accept`, `reset_next_after` cuts the next one
-    when its client has sent so many bytes."""
+    a TCP reset, `stall` lets nothing more through on those that are open, without a word to either
+    end, `throttle` makes all slow, `refuse` makes new ones fail until `accept`, `reset_next_after`
+    cuts the next one when its client has sent so many bytes."""
 
     def __init__(self, host: str, port: int, *, at: int = 0) -> None:
         self._target = (host, port)
@@ -21,6 +23,8 @@ class Proxy:
         self._open: set[socket.socket] = set()
         self._refusing = self._closed = False
         self._reset_next_after: int | None = None
+        self._stalled: set[socket.socket] = set()
+        self._bytes_per_second = 0
         threading.Thread(target=self._serve, daemon=True).start()
 
     def refuse(self) -> None:
@@ -32,9 +36,17 @@ class Proxy:
     def reset_next_after(self, client_bytes: int) -> None:
         self._reset_next_after = client_bytes
 
+    def stall(self) -> None:
+        with self._lock:
+            self._stalled |= self._open
+
+    def throttle(self, bytes_per_second: int) -> None:
+        """0: as fast as it goes."""
+        self._bytes_per_second = bytes_per_second
+
     def reset(self) -> None:
         with self._lock:
-            doomed, self._open = self._open, set()
+            doomed, self._open, self._stalled = self._open, set(), set()
         for end in doomed:
             _reset(end)
 
@@ -82,10 +94,15 @@ class Proxy:
                 passed += len(data)
                 if limit is not None and passed >= limit:
                     _reset(source)
+                while source in self._stalled:
+                    time.sleep(0.05)
+                if self._bytes_per_second:
+                    time.sleep(len(data) / self._bytes_per_second)
                 self._passing(source, data)
                 sink.sendall(data)
         with self._lock:
             self._open -= {source, sink}
+            self._stalled -= {source, sink}
         for end in (source, sink):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

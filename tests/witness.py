@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import struct
 import threading
@@ -9,19 +10,29 @@ import threading
 from proxy import Proxy
 
 _METHOD, _HEADER, _BODY = 1, 2, 3
-_DELIVER, _ACK = (60, 60), (60, 80)
+_CONSUME, _DELIVER, _ACK = (60, 20), (60, 60), (60, 80)
 
 
 class Witness(Proxy):
-    """`acked` holds the bodies of all messages that any client has acknowledged, with a count."""
+    """`acked` holds the bodies of all messages that any client has acknowledged, with a count;
+    `subscriptions` counts the connections on which somebody has consumed."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, at: int = 0) -> None:
         self.acked: dict[bytes, int] = {}
+        self.subscriptions = 0
         self._conversations: dict[socket.socket, _Conversation] = {}
-        super().__init__(host, port)
+        super().__init__(host, port, at=at)
+
+    def on_acked(self, bodies: list[bytes]) -> None:
+        """Called with what one ack stands for."""
+        for body in bodies:
+            self.acked[body] = self.acked.get(body, 0) + 1
+
+    def on_subscribed(self) -> None:
+        self.subscriptions += 1
 
     def _connected(self, client: socket.socket, server: socket.socket) -> None:
-        conversation = _Conversation(self.acked)
+        conversation = _Conversation(self)
         self._conversations[client] = self._conversations[server] = conversation
 
     def _passing(self, source: socket.socket, data: bytes) -> None:
@@ -29,8 +40,9 @@ class Witness(Proxy):
 
 
 class _Conversation:
-    def __init__(self, acked: dict[bytes, int]) -> None:
-        self._acked = acked
+    def __init__(self, witness: Witness) -> None:
+        self._witness = witness
+        self._has_consumed = False
         self._lock = threading.Lock()
         self._left: dict[socket.socket, bytes] = {}
         self._open: dict[int, dict[int, bytes]] = {}  # channel, delivery tag, body
@@ -59,10 +71,13 @@ class _Conversation:
                 (self._tag[channel],) = struct.unpack_from(">Q", payload, after)
             elif method == _ACK:
                 tag, multiple = struct.unpack_from(">QB", payload, 4)
-                tags = [t for t in waiting if t <= tag] if multiple else [tag]
-                for each in tags:
-                    body = waiting.pop(each)
-                    self._acked[body] = self._acked.get(body, 0) + 1
+                tags = [tag]
+                if multiple:  # they are in their order
+                    tags = list(itertools.takewhile(lambda t: t <= tag, waiting))
+                self._witness.on_acked([waiting.pop(each) for each in tags])
+            elif method == _CONSUME and not self._has_consumed:
+                self._has_consumed = True
+                self._witness.on_subscribed()
         elif kind == _HEADER:
             waiting[self._tag[channel]] = b""
         elif kind == _BODY:

@@ -78,7 +78,7 @@ def test_a_passive_declaration_creates_nothing(address):
 def test_publishing_to_a_missing_exchange_is_an_error(address):
     publisher = Publisher(address, "nowhere", declare="none")
     publisher.publish(b"x")
-    with pytest.raises(PublishFailed, match=r"no exchange 'nowhere'.*1 of 1 messages"):
+    with pytest.raises(PublishFailed, match=r"no exchange 'nowhere'.*; 1 messages were not"):
         publisher.flush()
     with pytest.raises(PublishFailed):
         publisher.publish(b"y")

@@ -53,7 +53,7 @@ def _batch(found):
 
 
 def _frames(batch, *, body_max=BODY_MAX, mandatory=False, prefix="p"):
-    prepared = outgoing.prepare(batch, prefix)
+    prepared = outgoing.prepare(batch, outgoing.Ids(prefix))
     return bytes(
         outgoing.to_frames(
             prepared, channel=1, exchange="logs", body_max=body_max, mandatory=mandatory
@@ -162,6 +162,19 @@ def test_the_same_value_in_another_column_is_another_row():
         for kind, name in (("v", None), (None, "v"))
     ]
     assert _ids(one) != _ids(another)
+
+
+@pytest.mark.parametrize("size", [1, 7, 100])
+def test_ids_do_not_depend_on_how_many_rows_are_made_at_a_time(size):
+    batch = _batch([{"body": b"%d" % (number // 2)} for number in range(100)])
+    ids, made = outgoing.Ids("p"), []
+    for start in range(0, 100, size):
+        prepared = outgoing.prepare(batch.slice(start, size), ids)
+        frames = outgoing.to_frames(
+            prepared, channel=1, exchange="logs", body_max=BODY_MAX, mandatory=False
+        )
+        made += [properties.message_id for properties, _ in _messages(bytes(frames))]
+    assert made == _ids(batch)
 
 
 def test_an_id_that_a_row_brings_stays():

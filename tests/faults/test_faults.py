@@ -1,0 +1,57 @@
+"""Each fault, once, while messages flow: nothing acked is lost or doubled, each gap is recorded."""
+
+import random
+from uuid import uuid4
+
+import pytest
+from injections import FAULTS
+from world import World
+
+# The steps of the receiver and the disk are killed without Spark, too: tests/broker, tests/unit.
+QUICK = [fault for fault in FAULTS if "_at_" not in fault.name and "driver" not in fault.name]
+
+
+@pytest.fixture(scope="module")
+def world(request, broker, management, tmp_path_factory):
+    """A world for all tests of a kind of queue."""
+    name = f"faults-{uuid4().hex[:8]}"
+    management.put("vhosts", name)
+    rights = {"configure": ".*", "write": ".*", "read": ".*"}
+    management.put("permissions", name, broker.address.username, body=rights)
+    queue_type = None if request.param == "exclusive" else request.param
+    with World(
+        broker, management, name, tmp_path_factory.mktemp("faults"), queue_type=queue_type
+    ) as world:
+        yield world
+    management.delete("vhosts", name)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, marks=[] if fault in QUICK else [pytest.mark.long], id=fault.name)
+        for fault in FAULTS
+    ],
+)
+@pytest.mark.parametrize(
+    "world",
+    [
+        pytest.param(kind, marks=[] if kind == "exclusive" else [pytest.mark.long])
+        for kind in ("exclusive", "classic", "quorum")
+    ],
+    indirect=True,
+    scope="module",
+)
+def test_nothing_is_lost_or_doubled_through(world, fault):
+    gaps, subscriptions = world.gap_count, world.witness.subscriptions
+    fault.happen(world, random.Random())
+    account = world.account()
+    assert account.is_clean, account
+    assert account.messages > 0
+    recorded = world.gap_count - gaps
+    if world.queue_type is None:
+        assert recorded == world.witness.subscriptions - subscriptions
+    elif fault.name not in ("queue_deleted", "exchange_deleted"):
+        assert recorded == 0
+    else:
+        assert recorded >= 1

@@ -1,0 +1,247 @@
+"""A subscriber under Spark, steady emitters, and a witness between subscriber and broker.
+
+Faults happen to the real thing: the broker, the processes, the connection. The witness reads what
+passes, so that it is known of each message whether it was acked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import pika
+from accounting import Account, recorded_gaps, settle, written
+
+import broker as brokers
+from fanout_source.address import BrokerAddress
+from fanout_source.errors import BrokerError
+from fanout_source.publisher import Publisher
+from management import Management
+from processes import descendants, planners
+from spark_processes import kept_in, kill_family
+from witness import Witness
+
+APPLICATION = Path(__file__).with_name("application.py")
+HEARTBEAT_SECONDS = 2
+Found = TypeVar("Found")
+_PAD = b" " + b"x" * 180
+
+
+class Stuck(Exception):
+    """Something did not happen in time."""
+
+
+class World:
+    """`with World(broker, management, vhost, folder) as world: …` has a subscriber, subscribed."""
+
+    def __init__(
+        self, broker: brokers.Broker, management: Management, vhost: str, folder: Path,
+        *, queue_type: str | None = None, per_second: int = 2000, **options: Any,
+    ) -> None:  # fmt: skip
+        self.broker, self.management, self.vhost = broker, management, vhost
+        self.queue_type = queue_type
+        self.folder, self.sink = folder, folder / "sink"
+        self.failpoints = folder / "failpoints"
+        self.failpoints.write_text("")
+        address = broker.address
+        self.address = BrokerAddress(
+            address.host, address.port, vhost, address.username, address.password
+        )
+        self.witness = _Witness(address.host, address.port)
+        self._options = {"heartbeat": HEARTBEAT_SECONDS, "failOnDataLoss": "false", **options}
+        if queue_type is not None:
+            self._options |= {"queue": "audit", "queueType": queue_type, "exchangeDurable": "true"}
+        self._gaps: dict[int, str] = {}
+        self.emitter = Emitter(self.address, per_second, durable=queue_type is not None)
+        self.application: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> World:
+        try:
+            self.start_application()
+            self.wait(self.is_subscribed, "the application is subscribed", 120)
+            self.emitter.start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.emitter.stop()
+        if self.application is not None and self.application.poll() is None:
+            kill_family(self.application)
+        self.witness.__exit__()
+
+    def start_application(self) -> None:
+        url = self.broker.url
+        through = url.replace(f":{urlsplit(url).port}/", f":{self.witness.port}/")
+        through = through[: through.rindex("/") + 1] + self.vhost
+        command = [sys.executable, str(APPLICATION), str(self.sink)]
+        command += [f"{name}={value}" for name, value in self._options.items()]
+        environment = {
+            **os.environ, **kept_in(self.folder), "PYSPARK_PYTHON": sys.executable,
+            "FANOUT_URL": through, "FANOUT_FAILPOINTS": f"@{self.failpoints}",
+        }  # fmt: skip
+        with open(self.folder / "application.log", "ab") as log:
+            self.application = subprocess.Popen(
+                command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log,
+                start_new_session=True, cwd=self.folder,
+            )  # fmt: skip
+
+    def restart_query(self) -> None:
+        """Politely, as `query.stop()` does it."""
+        assert self.application is not None
+        assert self.application.stdin is not None
+        self.application.stdin.write(b"restart\n")
+        self.application.stdin.flush()
+
+    @property
+    def planner(self) -> int:
+        """The process that holds the connection."""
+        assert self.application is not None
+        pid = self.application.pid
+        return self.wait(lambda: planners(pid)[-1:], "there is a planner")[0]
+
+    def processes(self, of: str) -> list[int]:
+        """Those of the application that have this in their command line."""
+        assert self.application is not None
+        return [pid for pid, line in descendants(self.application.pid).items() if of in line]
+
+    def is_subscribed(self) -> bool:
+        with contextlib.suppress(Exception):
+            return bool(self.management.get("consumers", self.vhost))
+        return False
+
+    def queues(self) -> list[str]:
+        return [queue["name"] for queue in self.management.get("queues", self.vhost)]
+
+    def connections(self) -> list[str]:
+        """Those of the subscriber."""
+        found = self.management.get("vhosts", self.vhost, "connections")
+        ours = [c for c in found if "source_runner" in str(c.get("client_properties", {}))]
+        return [connection["name"] for connection in ours]
+
+    def wait(self, condition: Callable[[], Found], what: str, seconds: float = 90) -> Found:
+        deadline = time.monotonic() + seconds
+        while not (found := condition()):
+            if time.monotonic() > deadline:
+                raise Stuck(f"waited {seconds:g} s, but not: {what}; see {self.folder}")
+            time.sleep(0.02)
+        return found
+
+    def await_recovery(self, subscriptions: int = 0) -> float:
+        """Until somebody has subscribed more often than this, and something that is published
+        after that is acked; how many seconds that took."""
+        began = time.monotonic()
+        self.wait(lambda: self.witness.subscriptions > subscriptions, "subscribed anew", 120)
+        mark = self.emitter.next_number
+        self.wait(lambda: self.witness.last_acked >= mark, "new messages are acked", 120)
+        self.note_gaps()
+        return time.monotonic() - began
+
+    def note_gaps(self) -> None:
+        """The spool keeps the latest hundred."""
+        with contextlib.suppress(ValueError, OSError):
+            self._gaps |= recorded_gaps(Path(f"{self.sink}.spool"))[1]
+
+    @property
+    def gap_count(self) -> int:
+        return recorded_gaps(Path(f"{self.sink}.spool"))[0]
+
+    def settle(self) -> Account:
+        """Stop emitting, let everything through, and account for each message."""
+        self.emitter.stop()
+        if self.queue_type is not None:
+            held = ("queues", self.vhost, "audit")
+            self.wait(lambda: self.management.get(*held).get("messages") == 0, "all is acked", 300)
+        return self.account(180)
+
+    def account(self, seconds: float = 60) -> Account:
+        """What became of the messages that have been acked so far."""
+        acked = bytes(self.witness.acked)
+
+        def is_written() -> bool:
+            present = {number for _, number in written(self.sink)}
+            return all(number in present for number, count in enumerate(acked) if count)
+
+        with contextlib.suppress(Stuck):  # the account says what is missing
+            self.wait(is_written, "all that was acked is written", seconds)
+        rows = written(self.sink)  # its gaps are recorded
+        self.note_gaps()
+        return settle([*self.emitter.confirmed], acked, rows, self._gaps.keys())
+
+
+class Emitter:
+    """Publishes numbered messages at a steady rate. Each number once: what became of those that
+    were under way when a connection broke, nobody knows."""
+
+    def __init__(self, address: BrokerAddress, per_second: int, *, durable: bool) -> None:
+        self._address, self._per_second, self._durable = address, per_second, durable
+        self.confirmed: list[range] = []
+        self.next_number = 0
+        self._ending = threading.Event()
+        self._publishing = threading.Lock()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ending.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        with self._publishing:
+            yield
+
+    def _run(self) -> None:
+        properties = pika.BasicProperties(delivery_mode=2)
+        chunk = max(1, self._per_second // 20)
+        publisher: Publisher | None = None
+        while not self._ending.is_set():
+            began = time.monotonic()
+            try:
+                with self._publishing:
+                    publisher = publisher or Publisher(
+                        self._address, exchange_durable=self._durable
+                    )
+                    start, self.next_number = self.next_number, self.next_number + chunk
+                    for number in range(start, start + chunk):
+                        properties.message_id = str(number)
+                        publisher.publish(b"%012d" % number + _PAD, properties)
+                    publisher.flush()
+                self.confirmed.append(range(start, start + chunk))
+            except BrokerError:
+                if publisher is not None:
+                    publisher.close()
+                    publisher = None
+            self._ending.wait(max(0.0, 0.05 - (time.monotonic() - began)))
+        if publisher is not None:
+            publisher.close()
+
+
+class _Witness(Witness):
+    """Keeps a byte for each message."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.last_acked = -1
+        super().__init__(host, port)
+        self.acked = bytearray()  # type: ignore[assignment]
+
+    def on_acked(self, bodies: list[bytes]) -> None:
+        numbers = [int(body[:12]) for body in bodies]
+        if numbers:
+            missing = max(numbers) + 1 - len(self.acked)
+            self.acked.extend(bytes(max(0, missing)))  # type: ignore[attr-defined]
+            for number in numbers:
+                self.acked[number] = 1  # type: ignore[index]
+            self.last_acked = max(self.last_acked, *numbers)
