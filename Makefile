@@ -95,6 +95,10 @@ test: $(READY) ## Run all tests, with a broker of their own
 test-long: $(READY) ## Run the tests that take minutes: kills under load, every job's mistakes, the demo
 	@$(PY) -m pytest -m long
 
+.PHONY: faults
+faults: $(READY) ## Inject every fault into subscribers on queues of every kind: half an hour
+	@$(PY) -m pytest -m "faults or not faults" tests/faults
+
 .PHONY: bench-emit
 bench-emit: broker ## Measure publishing against a bare pika loop
 	@$(PY) scripts/bench_emit.py

@@ -33,7 +33,7 @@ class BrokerAddress:
     @classmethod
     def parse_all(cls, urls: str) -> tuple[BrokerAddress, ...]:
         """The nodes of one cluster, as URLs with commas between them."""
-        addresses = tuple(cls.parse(url) for url in _BETWEEN_URLS.split(urls))
+        addresses = tuple(cls.parse(url) for url in _BETWEEN_URLS.split(urls.rstrip(", ")))
         if len({address.vhost for address in addresses}) > 1:
             raise OptionError(
                 "the broker's URLs name different virtual hosts: several URLs are the nodes of one "

@@ -10,6 +10,7 @@
     │   ├── QueueBusy           another consumer has the queue: trying again may help
     │   ├── ConnectionLost      it worked, then it ended: trying again may help
     │   └── PublishFailed       messages that the broker did not confirm
+    ├── MessagesMissed          a gap, where none is accepted
     └── SpoolError              the spool's folder could not do it
         ├── SpoolBusy           another query owns the spool
         └── SpoolDamaged        files that are missing, or not as they were written
@@ -59,6 +60,10 @@ class ConnectionLost(BrokerError):
 
 class PublishFailed(BrokerError):
     """Messages were handed over that the broker did not confirm."""
+
+
+class MessagesMissed(FanoutError):
+    """Messages may have been missed, and whoever asks does not accept that."""
 
 
 class SpoolError(FanoutError):

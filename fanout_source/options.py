@@ -182,7 +182,8 @@ class BrokerOptions:
             try:
                 values[known.name] = about["read"](value)
             except OptionError as error:
-                shown = "" if about["secret"] else f"={value}"
+                legible = value if value.isprintable() else ascii(value)
+                shown = "" if about["secret"] else f"={legible}"
                 flaws.append(f"option {about['name']}{shown}: {error}")
         options = cls(**values)
         flaws += options._flaws()
@@ -267,11 +268,13 @@ def _nearest(key: str, names: list[str]) -> str | None:
 
 def _read_password(path: str) -> str:
     try:
-        with open(os.path.expanduser(path), encoding="utf-8") as file:
+        with open(os.path.expanduser(path), encoding="utf-8-sig") as file:
             password = file.read().rstrip("\r\n")
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise OptionError(f"option passwordFile={path}: cannot be read: {reason}") from None
     if not password:
         raise OptionError(f"option passwordFile={path}: the file is empty")
+    if "\n" in password:
+        raise OptionError(f"option passwordFile={path}: the file has more than one line")
     return password

@@ -22,6 +22,7 @@ dropped, what is in the spool is recognised (`redelivery`).
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
@@ -36,6 +37,7 @@ from .errors import (
     BrokerError,
     BrokerRefused,
     FanoutError,
+    MessagesMissed,
     NotPermitted,
     OptionError,
     QueueBusy,
@@ -131,6 +133,8 @@ class Receiver:
         self._draining = False  # the consumer is being stopped
         self._stopped_at: float | None = None  # since when the broker keeps what comes
         self._missed_since = spool.last_active
+        self._missed: str | None = None  # why, until it is recorded
+        self._marked: dict[str, str] | None = None  # of a named queue that we have had before
         self._closing = False
         self._error: FanoutError | None = None
         self._resubscriptions = 0
@@ -143,10 +147,17 @@ class Receiver:
         """
         if self._threads:
             raise FanoutError("this receiver has subscribed already: make another one")
+        was_subscribed, note = self._spool.was_subscribed, self._spool.note
+        is_other = note.get("queue") != self._subscription.queue
+        if was_subscribed and self._subscription.is_named and not is_other:
+            self._marked = note["marked"]
         session = self._open_session_when_free()
         _log.info("subscribed to %s", session)
-        if self._spool.was_subscribed and not self._subscription.is_named:
-            self._record_gap(session, self._missed_since, "the subscriber was not running")
+        if was_subscribed and is_other:
+            self._missed = "the subscription had another queue"
+        elif was_subscribed and not self._subscription.is_named:
+            self._missed = "the subscriber was not running"
+        self._settle_session(session)
         self._spool.was_subscribed = True
         self._begin_session(session)
         for run in (self._receive, self._write):
@@ -309,8 +320,9 @@ class Receiver:
             if renewed is not None:
                 _log.info("subscribed again to %s", renewed)
                 if not self._subscription.is_named:
-                    since = min(session.last_heard, self._stopped_at or session.last_heard)
-                    self._record_gap(renewed, since, str(cause))
+                    self._missed = str(cause)
+                    self._missed_since = min(session.last_heard, self._stopped_at or math.inf)
+                self._settle_session(renewed)
                 self._begin_session(renewed)
                 self._resubscriptions += 1
 
@@ -379,7 +391,8 @@ class Receiver:
                 address,
                 self._subscription,
                 self._take,
-                missed=self._miss if self._spool.was_subscribed else None,
+                marked=self._marked,
+                missed=self._miss,
                 connection_timeout_seconds=self._connection_timeout_seconds,
                 heartbeat_seconds=self._heartbeat_seconds,
             ),
@@ -399,8 +412,21 @@ class Receiver:
     def _miss(self, reason: str) -> None:
         """A named queue has not collected all."""
         if self._fail_on_gap:
-            raise BrokerRefused(f"{reason}; failOnDataLoss=false records the gap and goes on")
-        self._keep_gap(self._missed_since, reason)
+            raise MessagesMissed(f"{reason}; failOnDataLoss=false records the gap and goes on")
+        self._missed = reason
+
+    def _settle_session(self, session: Session) -> None:
+        """Record what was missed before it, and what is to be known after it."""
+        try:
+            if self._missed is not None:
+                self._keep_gap(self._missed_since, self._missed)
+                self._missed = None
+            self._spool.remember({"queue": self._subscription.queue, "marked": session.marked})
+        except BaseException:
+            session.close()
+            raise
+        if self._subscription.is_named:
+            self._marked = session.marked
 
     def _begin_session(self, session: Session) -> None:
         with self._changed:
@@ -429,6 +455,7 @@ class Receiver:
     def _reopen_session(self, pause_seconds: float) -> tuple[Session | None, float]:
         """Try until it works; also says how long to pause before the next time. Raises when the
         broker refuses; None when we are closed before."""
+        said = ""
         while True:
             with self._changed:
                 self._changed.wait_for(
@@ -441,16 +468,10 @@ class Receiver:
                 return self._open_session(), pause_seconds
             except BrokerRefused:
                 raise
-            except BrokerError:
-                continue
-
-    def _record_gap(self, renewed: Session, since: float, reason: str) -> None:
-        """The one that ends with this session."""
-        try:
-            self._keep_gap(since, reason)
-        except BaseException:
-            renewed.close()
-            raise
+            except BrokerError as error:
+                if str(error) != said:
+                    said = str(error)
+                    _log.warning("not subscribed: %s; trying again", said)
 
     def _keep_gap(self, since: float, reason: str) -> None:
         with self._changed:

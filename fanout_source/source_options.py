@@ -12,9 +12,10 @@ from .options import BrokerOptions, count, duration, flag, names, one_of, option
 from .spool import default_location
 from .spool.folder import absolute, open_folder
 from .subscription import Subscription
-from .topology import marker_of, require_name
+from .topology import require_name
 
 _COUNT = count(1, 2**31 - 1)
+_LONGEST_QUEUE = 240  # of the 255 that AMQP has, since further names are made of it
 
 
 def _routing_keys(value: str) -> tuple[str, ...]:
@@ -25,7 +26,9 @@ def _routing_keys(value: str) -> tuple[str, ...]:
 
 
 def _queue(value: str) -> str:
-    require_name("queue", marker_of(text(value)))
+    require_name("queue", text(value))
+    if len(value.encode()) > _LONGEST_QUEUE:
+        raise OptionError(f"must have no more than {_LONGEST_QUEUE} bytes")
     if value.startswith("amq."):
         raise OptionError("names that begin with 'amq.' are the broker's own: choose another")
     return value
@@ -38,7 +41,35 @@ def _json_object(value: str) -> dict[str, Any]:
         read = None
     if not isinstance(read, dict):
         raise OptionError('must be a JSON object, such as {"x-message-ttl": 60000}')
+    for key, content in read.items():
+        require_name("argument", key)
+        _require_sendable(content)
     return read
+
+
+def _queue_arguments(value: str) -> dict[str, Any]:
+    arguments = _json_object(value)
+    if "x-queue-type" in arguments:
+        raise OptionError("has x-queue-type: that is the option queueType")
+    if "x-single-active-consumer" in arguments:
+        raise OptionError("has x-single-active-consumer: the queue belongs to one query anyway")
+    return arguments
+
+
+def _require_sendable(content: Any) -> None:
+    """Refuse what AMQP, or pika, does not know."""
+    if isinstance(content, (list, dict)):
+        for part in content.values() if isinstance(content, dict) else content:
+            _require_sendable(part)
+    elif isinstance(content, float):
+        raise OptionError(f"has the number {content}: it must be a whole one")
+    elif isinstance(content, int) and not -(2**63) <= content < 2**63:
+        raise OptionError(f"has the number {content}: it does not fit into 64 bits")
+    elif isinstance(content, str):
+        try:
+            content.encode()
+        except UnicodeEncodeError:
+            raise OptionError(f"has the text {content!r}, which is not UTF-8") from None
 
 
 def _location(value: str) -> str:
@@ -86,7 +117,7 @@ class SourceOptions(BrokerOptions):
         "`classic` or `quorum`, when it is created; without it the broker's default",
     )
     queue_arguments: Mapping[str, Any] | None = option(
-        "queueArguments", _json_object, None, "JSON, when it is created: TTL, length, …"
+        "queueArguments", _queue_arguments, None, "JSON, when it is created: TTL, length, …"
     )
     prefetch_count: int = option(
         "prefetchCount", count(1, 65535), "20000", "how many messages the broker sends ahead"

@@ -35,6 +35,7 @@ from .topology import (
     look_for_queue,
     make_marker,
     marker_of,
+    was_always_there,
 )
 
 _RECEIVE_BYTES = 256 * 1024
@@ -73,14 +74,17 @@ class Subscription:
         """The least that an account needs for it, where the exchanges exist."""
         exchanges = [re.escape(exchange) for exchange in self.exchanges]
         queue = r"amq\.gen.*" if self.queue is None else re.escape(self.queue)
-        creates, binds = [queue], True
-        if self.queue is not None:
-            binds = self.declare != "none"
-            creates = [queue, re.escape(marker_of(self.queue))] if self.declare == "auto" else []
+        if self.queue is None:
+            return _pattern([queue]), _pattern([queue]), _pattern([queue, *exchanges])
+        if self.declare == "none":
+            return _pattern([]), _pattern([]), _pattern([queue])
+        if self.declare == "passive":
+            return _pattern([]), _pattern([queue]), _pattern([queue, *exchanges])
+        markers = f"{re.escape(marker_of(self.queue))}.*"
         return (
-            _pattern(creates),
-            _pattern([queue] if binds else []),
-            _pattern([queue, *exchanges] if binds else [queue]),
+            _pattern([queue, markers]),
+            _pattern([queue, *exchanges]),
+            _pattern([queue, markers, *exchanges]),
         )
 
     def __str__(self) -> str:
@@ -118,15 +122,17 @@ class Session:
         subscription: Subscription,
         take: Callable[[bytes], bytes],
         *,
-        missed: Callable[[str], None] | None = None,
+        marked: Mapping[str, str] | None = None,
+        missed: Callable[[str], None] = lambda reason: None,
         connection_timeout_seconds: float = CONNECTION_TIMEOUT_SECONDS,
         heartbeat_seconds: int = HEARTBEAT_SECONDS,
     ) -> None:
         """From `attach` on, `take` is shown all that the broker sends; it takes the deliveries on
         channel `channel_number` and returns the rest.
 
-        `missed` is given where a named queue was subscribed before. It is called, before anything
-        is made anew, with the reason for which the queue cannot have collected all; it may raise.
+        `marked` is given where a named queue was subscribed before: what `self.marked` was then.
+        `missed` is called, before anything is made anew, with the reason for which the queue cannot
+        have collected all; it may raise.
         """
         self.address = address
         self._take = take
@@ -147,10 +153,11 @@ class Session:
         )
         try:
             self._impl: Any = self._connection._impl
-            if missed is not None and (gone := self._find_gone()):
+            gone = None if marked is None else self._find_gone()
+            if gone is not None:
                 missed(gone)
-                missed = None
-            durable = [
+                marked = None
+            for exchange in subscription.exchanges:
                 ensure_exchange(
                     self._connection,
                     address,
@@ -159,19 +166,15 @@ class Session:
                     durable=subscription.exchange_durable,
                     declare=subscription.declare,
                 )
-                for exchange in subscription.exchanges
-            ]
-            is_transient = False in durable
-            if missed is not None and is_transient and (gone := self._find_marker_gone()):
-                missed(gone)
             self.queue = self._ensure_queue()
             with explained(address, f"subscribing to {subscription}", subscription.rights):
                 setup = self._connection.channel()
                 for binding in self._bindings:
                     setup.queue_bind(self.queue, **binding)
                 setup.close()
-            if is_transient and subscription.queue is not None:
-                make_marker(self._connection, address, subscription.queue)
+            if marked is not None and (gone := self._find_interrupted(marked)):
+                missed(gone)
+            self.marked = self._make_markers()
             with explained(address, "opening a channel"):
                 self._channel = self._open_channel()
             self.channel_number: int = self._channel.channel_number
@@ -244,7 +247,7 @@ class Session:
         ]
 
     def _find_gone(self) -> str | None:
-        """What of a named subscription is not there any more, of what we would make anew."""
+        """What a named queue cannot have collected all without, and is not there."""
         wanted = self._subscription
         if wanted.queue is None or wanted.declare != "auto":
             return None
@@ -252,20 +255,36 @@ class Session:
             return f"queue {wanted.queue!r} was deleted, with what it held"
         for exchange in wanted.exchanges:
             if not has_exchange(self._connection, self.address, exchange):
-                return (
-                    f"exchange {exchange!r} was deleted, and the binding of queue "
-                    f"{wanted.queue!r} with it"
-                )
+                return self._without(exchange, "is gone")
         return None
 
-    def _find_marker_gone(self) -> str | None:
-        queue = self._subscription.queue
-        if queue is None or has_exchange(self._connection, self.address, marker_of(queue)):
-            return None
+    def _find_interrupted(self, marked: Mapping[str, str]) -> str | None:
+        """What was not there for a time. Not to be asked twice: the markers are gone after it."""
+        for exchange in self._subscription.exchanges:
+            marker = marked.get(exchange)
+            if marker and not was_always_there(self._connection, self.address, marker, exchange):
+                return self._without(exchange, "was gone for a time")
+        return None
+
+    def _without(self, exchange: str, how: str) -> str:
         return (
-            f"the broker was restarted without {self._subscription}, which is transient, and so "
-            f"without the binding of queue {queue!r}"
+            f"exchange {exchange!r} {how} (deleted, or transient when the broker was restarted), "
+            f"and the binding of queue {self._subscription.queue!r} with it"
         )
+
+    def _make_markers(self) -> dict[str, str]:
+        """By exchange."""
+        wanted = self._subscription
+        if wanted.queue is None or wanted.declare != "auto":
+            return {}
+        return {
+            exchange: marker
+            for number, exchange in enumerate(wanted.exchanges)
+            if not exchange.startswith("amq.")  # which nobody can delete
+            and make_marker(
+                self._connection, self.address, marker := marker_of(wanted.queue, number), exchange
+            )
+        }
 
     def _ensure_queue(self) -> str:
         wanted = self._subscription

@@ -28,9 +28,8 @@ def ensure_exchange(
     exchange_type: str = "fanout",
     durable: bool = False,
     declare: str = "auto",
-) -> bool | None:
-    """See to it that the exchange exists with this type; create it when absent (`auto`). Returns
-    whether it is durable; None where that cannot be known.
+) -> None:
+    """See to it that the exchange exists with this type; create it when absent (`auto`).
 
     An exchange that is there with the right type is taken as it is, durable or not, so that
     programs which declare it differently work side by side, whoever starts first. That is what
@@ -40,18 +39,22 @@ def ensure_exchange(
     """
     require_exchange_name(name)
     if declare == "none":
-        return None
+        return
     if declare == "auto":
-        refused = _try_declare(connection, address, name, exchange_type, durable)
+        refused = _refusal(
+            connection,
+            address,
+            f"declaring exchange {name!r}",
+            lambda channel: channel.exchange_declare(name, exchange_type, durable=durable),
+        )
         if refused is None:
-            return durable
+            return
         if refused.reply_code == PRECONDITION_FAILED:
-            other = _accept_or_refuse_other_settings(refused, address, name, exchange_type)
-            return durable != (other == "durable")
+            _accept_or_refuse_other_settings(refused, address, name, exchange_type)
+            return
         if refused.reply_code != ACCESS_REFUSED:
             raise explain(refused, address, f"declaring exchange {name!r}") from refused
     _require_exchange(connection, address, name, may_create=declare == "auto")
-    return None
 
 
 def ensure_queue(
@@ -83,6 +86,11 @@ def ensure_queue(
                 channel.queue_declare(name, durable=True, arguments=dict(arguments or {}))
                 channel.close()
             except ChannelClosedByBroker as error:
+                if "invalid arg" in error.reply_text:
+                    raise BrokerRefused(
+                        f"{doing} on the broker at {address}: {error.reply_text}: check "
+                        "queueArguments"
+                    ) from error
                 if error.reply_code == PRECONDITION_FAILED:
                     raise BrokerRefused(
                         f"queue {name!r} on the broker at {address} was made differently "
@@ -126,25 +134,86 @@ def _look(
         return found
 
 
-def make_marker(connection: pika.BlockingConnection, address: BrokerAddress, queue: str) -> None:
-    """A transient exchange that nobody uses: while it is there, no restart of the broker has taken
-    a transient exchange away, nor the bindings of one.
+def make_marker(
+    connection: pika.BlockingConnection, address: BrokerAddress, marker: str, exchange: str
+) -> bool:
+    """Make an exchange that tells later whether `exchange` has been there all the time: nothing
+    else tells the owner of a queue that its binding was gone for a while.
 
-    Nothing else tells the owner of a durable queue that its binding was gone for a time.
+    It is bound to `exchange`, publishes nothing, and goes by itself when that binding goes. False
+    when the account may not make it, or somebody else's exchange has that name.
     """
-    name = marker_of(queue)
-    refused = _try_declare(connection, address, name, "fanout", durable=False, internal=True)
+    doing = f"making exchange {marker!r}"
+
+    def make(channel: Any) -> None:
+        settings: dict[str, Any] = {"durable": True, "auto_delete": True, "internal": True}
+        channel.exchange_declare(marker, "fanout", **settings)  # is it ours?
+        channel.exchange_delete(marker)
+        channel.exchange_declare(marker, "fanout", **settings)
+        channel.exchange_bind(exchange, marker)
+
+    refused = _refusal(connection, address, doing, make)
     if refused is not None:
         _log.warning(
-            "the account may not declare exchange %r: whether a restart of the broker interrupts "
-            "what queue %r collects will not be known",
-            name,
-            queue,
+            "whether exchange %r is ever gone for a time, and the binding to it, will not be "
+            "known: %s",
+            exchange,
+            refused.reply_text,
         )
+    return refused is None
 
 
-def marker_of(queue: str) -> str:
-    return f"{queue}.bound"
+def was_always_there(
+    connection: pika.BlockingConnection, address: BrokerAddress, marker: str, exchange: str
+) -> bool:
+    """Whether the exchange has been there since the marker was made, which is gone after that.
+
+    The marker has gone with its binding when the exchange was deleted. A restart of the broker
+    takes a transient exchange and leaves the marker, without its binding: then it does not go now
+    either. True when the account may not find out.
+    """
+    if not has_exchange(connection, address, marker):
+        return False
+    doing = f"looking at exchange {marker!r}"
+    refused = _refusal(connection, address, doing, lambda c: c.exchange_unbind(exchange, marker))
+    return refused is not None or not has_exchange(connection, address, marker)
+
+
+def remove_markers(connection: pika.BlockingConnection, address: BrokerAddress, queue: str) -> None:
+    """Those of a queue that is not wanted any more, and nobody else's."""
+    number = 0
+    while has_exchange(connection, address, marker := marker_of(queue, number)):
+
+        def remove(channel: Any, marker: str = marker) -> None:
+            channel.exchange_declare(
+                marker, "fanout", durable=True, auto_delete=True, internal=True
+            )
+            channel.exchange_delete(marker)
+
+        _refusal(connection, address, f"removing exchange {marker!r}", remove)
+        number += 1
+
+
+def marker_of(queue: str, number: int = 0) -> str:
+    """For the exchange with this place among those of a subscription."""
+    return f"{queue}.bound" + (f".{number + 1}" if number else "")
+
+
+def _refusal(
+    connection: pika.BlockingConnection,
+    address: BrokerAddress,
+    doing: str,
+    ask: Callable[[Any], Any],
+) -> ChannelClosedByBroker | None:
+    """What the broker says against it; None when it was done."""
+    with explained(address, doing):
+        channel = connection.channel()
+        try:
+            ask(channel)
+        except ChannelClosedByBroker as error:
+            return error
+        channel.close()
+        return None
 
 
 def _difference(error: ChannelClosedByBroker) -> str:
@@ -170,37 +239,20 @@ def require_name(what: str, name: str) -> None:
         size = len(name.encode())
     except UnicodeEncodeError:
         raise OptionError(f"the {what}'s name {name!r} is not UTF-8") from None
+    if "\r" in name or "\n" in name:
+        raise OptionError(f"the {what}'s name {name!r} has a line break, which the broker drops")
     if size > 255:
         raise OptionError(f"the {what}'s name has {size} bytes; AMQP allows 255")
 
 
-def _try_declare(
-    connection: pika.BlockingConnection,
-    address: BrokerAddress,
-    name: str,
-    exchange_type: str,
-    durable: bool,
-    internal: bool = False,
-) -> ChannelClosedByBroker | None:
-    with explained(address, f"declaring exchange {name!r}"):
-        channel = connection.channel()
-        try:
-            channel.exchange_declare(name, exchange_type, durable=durable, internal=internal)
-        except ChannelClosedByBroker as error:
-            return error
-        channel.close()
-        return None
-
-
 def _accept_or_refuse_other_settings(
     error: ChannelClosedByBroker, address: BrokerAddress, name: str, exchange_type: str
-) -> str:
-    """Which setting it is that differs."""
+) -> None:
     # RabbitMQ compares the type before everything else: any other difference means that the
     # type is right.
     found = re.search(r"inequivalent arg '(\w+)'.*current is '?([^']+)'?", error.reply_text)
     if found and found[1] != "type":
-        return found[1]
+        return
     actual = found[2] if found else error.reply_text
     raise BrokerRefused(
         f"exchange {name!r} on the broker at {address} is of type {actual!r}, "

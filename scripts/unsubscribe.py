@@ -12,13 +12,14 @@ import sys
 import broker
 from fanout_source.address import BrokerAddress
 from fanout_source.connection import explained, open_connection
-from fanout_source.topology import look_for_queue, marker_of
+from fanout_source.topology import look_for_queue, remove_markers, require_name
 from machine import SetupError
 from program import run
 
 
 def main() -> int:
     given = _parse()
+    require_name("queue", given.queue)
     address = BrokerAddress.parse(given.url or broker.current_url())
     with open_connection(address) as connection:
         found = look_for_queue(connection, address, given.queue)
@@ -31,9 +32,8 @@ def main() -> int:
             print(f"queue {given.queue!r} is left alone")
             return 1
         with explained(address, f"deleting queue {given.queue!r}"):
-            channel = connection.channel()
-            channel.queue_delete(given.queue)
-            channel.exchange_delete(marker_of(given.queue))
+            connection.channel().queue_delete(given.queue)
+        remove_markers(connection, address, given.queue)
     print(f"queue {given.queue!r} is gone, with {held:,} messages")
     return 0
 

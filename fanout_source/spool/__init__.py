@@ -7,7 +7,7 @@ A spool is a folder, named by its id (32 hexadecimal digits), in the folder that
     <spoolDir>/<spool id>/
         00000000000000000000-00000000000000004096-8d1f03b2.arrow     a segment
         00000000000000004096-00000000000000004173-0c22e9a1.arrow
-        state.json          the version, and what happened that no segment shows: gaps, lost ranges
+        state.json          the version, and what no segment shows: gaps, losses, the owner's note
         lock                held by the process that owns the spool (local disks)
         owner               names the process that owns the spool (everywhere else)
         *.tmp               being written; without meaning after a crash, removed by the next owner

@@ -54,6 +54,7 @@ class _State:
     gaps: int = 0
     latest_gaps: list[Gap] = field(default_factory=list)
     lost: list[list[int]] = field(default_factory=list)  # ranges of offsets
+    note: dict[str, Any] = field(default_factory=dict)  # of the owner, for the next one
 
     @classmethod
     def from_json(cls, content: Any) -> _State | None:
@@ -164,6 +165,11 @@ class Spool:
     def latest_gaps(self) -> tuple[Gap, ...]:
         return tuple(self._state.latest_gaps)
 
+    @property
+    def note(self) -> dict[str, Any]:
+        """What an owner has wanted the next one to know."""
+        return dict(self._state.note)
+
     def append(self, batch: pa.RecordBatch) -> Segment:
         """Make a batch durable. After an error nothing more can be appended."""
         if self._failed is not None:
@@ -235,6 +241,13 @@ class Spool:
             self._state.gaps += 1
             self._state.latest_gaps = [*self._state.latest_gaps, gap][-_GAPS_KEPT:]
             self._write_state()
+
+    def remember(self, note: dict[str, Any]) -> None:
+        """Keep a note, durably, in place of the one before."""
+        with self._writing:
+            if note != self._state.note:
+                self._state.note = note
+                self._write_state()
 
     def touch(self) -> None:
         """Show that the owner is alive: a gap that its end leaves begins then."""

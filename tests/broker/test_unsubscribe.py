@@ -5,6 +5,9 @@ import subprocess
 import pytest
 
 from fanout_source.connection import open_connection
+from fanout_source.receiver import Receiver
+from fanout_source.spool import Spool
+from fanout_source.subscription import Subscription
 
 
 @pytest.fixture
@@ -45,3 +48,22 @@ def test_a_queue_with_a_subscriber_or_without_existence_is_refused(unsubscribe, 
     channel.basic_consume("audit", lambda *_: None)
     assert "has a subscriber: stop it first" in unsubscribe("audit").stderr
     assert "there is no queue 'adit'" in unsubscribe("adit").stderr
+
+
+def test_what_marks_the_subscription_goes_too_and_nothing_of_somebody_else(
+    unsubscribe, channel, management, vhost, address, tmp_path
+):
+    for queue in ("audit", "mine"):
+        subscription = Subscription(("logs", "others"), queue=queue, queue_type="quorum")
+        with Spool.create(str(tmp_path / queue)) as spool, Receiver(address, spool, subscription):
+            pass
+    channel.exchange_delete("mine.bound")
+    channel.exchange_declare("mine.bound", "topic", durable=True)
+    assert unsubscribe("audit").returncode == unsubscribe("mine").returncode == 0
+    names = {e["name"] for e in management.get("exchanges", vhost)}
+    assert {name for name in names if "bound" in name} == {"mine.bound"}
+
+
+def test_a_name_that_cannot_be_is_refused_at_once(unsubscribe):
+    assert "has a line break" in unsubscribe("a\nb").stderr
+    assert "AMQP allows 255" in unsubscribe("q" * 300).stderr

@@ -29,14 +29,14 @@ def world(request, broker, management, tmp_path_factory):
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param(fault, marks=[] if fault in QUICK else [pytest.mark.long], id=fault.name)
+        pytest.param(fault, marks=[] if fault in QUICK else [pytest.mark.faults], id=fault.name)
         for fault in FAULTS
     ],
 )
 @pytest.mark.parametrize(
     "world",
     [
-        pytest.param(kind, marks=[] if kind == "exclusive" else [pytest.mark.long])
+        pytest.param(kind, marks=[] if kind == "exclusive" else [pytest.mark.faults])
         for kind in ("exclusive", "classic", "quorum")
     ],
     indirect=True,

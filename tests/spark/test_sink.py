@@ -322,9 +322,7 @@ def test_a_mistake_of_a_query_is_that_of_the_sink(spark, url, tmp_path):
     rows = spark.readStream.schema("body string").parquet(str(tmp_path / "in"))
     writer = rows.writeStream.format("fanout").options(url=url, queue="q", exchange="out")
     query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
-    with pytest.raises(
-        Exception, match="OptionError: option queue is one of the source"
-    ) as failure:
+    with pytest.raises(Exception, match="Error: option queue is one of the source") as failure:
         query.awaitTermination(60)
     assert "checkpointlocation" not in str(failure.value).lower()
 
