@@ -33,6 +33,8 @@ def show(running: broker.Broker) -> None:
     print(f"{running.address}")
     for exchange in sorted(api.get("exchanges", vhost), key=lambda exchange: exchange["name"]):
         name = exchange["name"]
+        if exchange["internal"]:  # nobody can publish to it
+            continue
         if name in subscriptions or (name and not name.startswith("amq.")):
             _print_exchange(exchange, subscriptions[name], queues)
 

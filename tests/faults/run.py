@@ -1,0 +1,251 @@
+#!/usr/bin/env python3
+"""Injects faults at random for as long as it is told, accounts for every message, draws a table.
+
+run.py --minutes 30 --seed 1
+
+Subscribers with a queue of each kind take turns. Each is a Spark application; a witness between it
+and the broker knows of each message whether it was acked. The table goes to docs/reliability.md,
+the figures behind it to docs/reliability.json. Ends with 1 when a message was lost or doubled, or
+a gap was not recorded, or recorded and did not happen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from uuid import uuid4
+
+PROJECT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(PROJECT / "scripts"), str(PROJECT / "tests"), str(Path(__file__).parent)]
+
+from accounting import Account  # noqa: E402
+from injections import FAULTS, Fault  # noqa: E402
+from world import Stuck, World  # noqa: E402
+
+import broker as brokers  # noqa: E402
+from management import Management  # noqa: E402
+from program import run  # noqa: E402
+
+KINDS = ("exclusive", "classic", "quorum")
+OF_A_NAMED_QUEUE = ("queue_deleted", "exchange_deleted")  # those that leave a gap there, too
+RUN = brokers.RUN / "faults"
+
+
+@dataclass
+class Happening:
+    """A fault that was injected, and what was published from then until the next one."""
+
+    fault: str
+    kind: str
+    seconds: float  # until what was published then was received and acked
+    gaps: int
+    start: int
+    end: int = 0
+    lost: int = 0
+    doubled: int = 0
+
+
+@dataclass
+class Life:
+    """A subscriber with a queue of this kind."""
+
+    kind: str
+    happenings: list[Happening]
+    account: Account
+    subscriptions: int
+    gaps: int
+    stuck: str | None = None
+
+    @property
+    def flaws(self) -> list[str]:
+        found = [self.stuck] if self.stuck else []
+        numbers = {what: getattr(self.account, what) for what in ("lost", "doubled", "unexplained")}
+        found += [
+            f"{self.kind}: {len(which)} {what}, such as {which[:3]}"
+            for what, which in numbers.items()
+            if which
+        ]
+        if self.account.disordered:
+            found.append(f"{self.kind}: {self.account.disordered} out of order")
+        if self.kind == "exclusive":
+            expected = self.subscriptions - 1
+        else:
+            expected = sum(happening.gaps > 0 for happening in self.happenings)
+            others = [h for h in self.happenings if h.gaps and h.fault not in OF_A_NAMED_QUEUE]
+            found += [f"{self.kind}: a gap at {h.fault} that did not happen" for h in others]
+        if self.gaps != expected:
+            found.append(f"{self.kind}: {self.gaps} gaps recorded, and {expected} happened")
+        return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
+    parser.add_argument("--per-second", type=int, default=6000, help="messages (default: 6000)")
+    given = parser.parse_args()
+    print(f"seed {given.seed}, {given.minutes:g} minutes, {given.per_second:,} messages a second")
+    chance, began = random.Random(given.seed), time.monotonic()
+    running = brokers.start(RUN, url_variable="FANOUT_TEST_URL", reap=True)
+    try:
+        lives = []
+        for number, kind in enumerate(KINDS, 1):
+            until = began + 60 * given.minutes * number / len(KINDS)
+            lives.append(_live(running, kind, chance, until, given.per_second))
+    finally:
+        brokers.stop(RUN)
+    _report(lives, given.seed, running, time.monotonic() - began)
+    flaws = [flaw for life in lives for flaw in life.flaws]
+    for flaw in flaws:
+        print(f"FLAW {flaw}")
+    return 1 if flaws else 0
+
+
+def _live(
+    running: brokers.Broker, kind: str, chance: random.Random, until: float, per_second: int
+) -> Life:
+    happenings: list[Happening] = []
+    stuck = None
+    management = Management(running)
+    queue_type = None if kind == "exclusive" else kind
+    with (
+        _vhost(running, management) as vhost,
+        tempfile.TemporaryDirectory(
+            prefix="faults-", dir=RUN, ignore_cleanup_errors=True
+        ) as folder,
+        World(
+            running, management, vhost, Path(folder), queue_type=queue_type, per_second=per_second
+        ) as world,
+    ):
+        weights = [fault.weight for fault in FAULTS]
+        while time.monotonic() < until and stuck is None:
+            [fault] = chance.choices(FAULTS, weights)
+            stuck = _happen(world, fault, kind, chance, happenings)
+        account = world.settle()
+        _attribute(account, happenings, world.emitter.next_number)
+        return Life(kind, happenings, account, world.witness.subscriptions, world.gap_count, stuck)
+
+
+def _happen(
+    world: World, fault: Fault, kind: str, chance: random.Random, happenings: list[Happening]
+) -> str | None:
+    start, gaps = world.emitter.next_number, world.gap_count
+    try:
+        seconds = fault.happen(world, chance)
+    except Stuck as error:
+        return f"{kind}, {fault.name}: {error}"
+    happenings.append(Happening(fault.name, kind, seconds, world.gap_count - gaps, start))
+    print(f"{kind:10} {fault.name:45} {seconds:6.1f} s {world.gap_count - gaps:3} gaps", flush=True)
+    return None
+
+
+def _attribute(account: Account, happenings: list[Happening], end: int) -> None:
+    """Which fault was the last one before each message that was lost or doubled."""
+    for happening, after in zip(happenings, [*happenings[1:], None], strict=True):
+        happening.end = after.start if after else end
+        for what in ("lost", "doubled"):
+            numbers = getattr(account, what)
+            count = sum(happening.start <= number < happening.end for number in numbers)
+            setattr(happening, what, count)
+
+
+@contextmanager
+def _vhost(running: brokers.Broker, management: Management) -> Iterator[str]:
+    name = f"faults-{uuid4().hex[:8]}"
+    management.put("vhosts", name)
+    rights = {"configure": ".*", "write": ".*", "read": ".*"}
+    management.put("permissions", name, running.address.username, body=rights)
+    yield name
+    management.delete("vhosts", name)
+
+
+def _report(lives: list[Life], seed: int, running: brokers.Broker, seconds: float) -> None:
+    every = [happening for life in lives for happening in life.happenings]
+    by_fault = defaultdict(list)
+    for happening in every:
+        by_fault[happening.fault].append(happening)
+    lines = [
+        "| fault | times | messages | lost | doubled | gaps recorded | seconds to recover: median, "
+        "most |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for name, found in sorted(by_fault.items()):
+        lines.append(_row(name.replace("_", " "), found))
+    lines.append(_row("**all**", every))
+    table = "\n".join(lines)
+    print(f"\n{table}")
+    totals = {life.kind: life.account.messages for life in lives}
+    versions = {name: version(name) for name in ("pyspark", "pika", "pyarrow")}
+    versions |= {"python": platform.python_version(), "rabbitmq": _broker_version(running)}
+    date = datetime.now(timezone.utc).strftime("%Y-%m-%d")
+    described = ", ".join(f"{name} {number}" for name, number in versions.items())
+    docs = PROJECT / "docs"
+    docs.mkdir(exist_ok=True)
+    (docs / "reliability.md").write_text(
+        _PAGE.format(
+            date=date, versions=described, seed=seed, minutes=seconds / 60, table=table,
+            totals=", ".join(f"{count:,} ({kind})" for kind, count in totals.items()),
+        )
+    )  # fmt: skip
+    figures = {
+        "date": date, "versions": versions, "seed": seed, "seconds": round(seconds),
+        "rows_in_parquet": totals, "flaws": [flaw for life in lives for flaw in life.flaws],
+        "happenings": [asdict(happening) for happening in every],
+    }  # fmt: skip
+    (docs / "reliability.json").write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def _row(name: str, found: list[Happening]) -> str:
+    seconds = [happening.seconds for happening in found] or [0.0]
+    messages = sum(happening.end - happening.start for happening in found)
+    sums = [sum(getattr(h, what) for h in found) for what in ("lost", "doubled", "gaps")]
+    lost, doubled, gaps = (f"{each:,}" for each in sums)
+    median, most = statistics.median(seconds), max(seconds)
+    return (
+        f"| {name} | {len(found):,} | {messages:,} | {lost} | {doubled} | {gaps} "
+        f"| {median:.1f}, {most:.1f} |"
+    )
+
+
+def _broker_version(running: brokers.Broker) -> str:
+    return str(Management(running).get("overview")["rabbitmq_version"])
+
+
+_PAGE = """# Faults that were injected, and what became of the messages
+
+`make faults` on {date}, for {minutes:.0f} minutes, seed {seed}; {versions}; 2 cores.
+
+Subscribers on an exclusive, a classic and a quorum queue took turns, each a Spark application that
+writes Parquet, while messages were published at a steady rate. The witness between subscriber and
+broker counted what was acked.
+
+- **lost**: acked, and not in Parquet. **doubled**: in Parquet more than once. Both by the number
+  that each message carries, and shown at the last fault before it was published.
+- **gaps recorded**: by the source. Each place in Parquet where published messages are missing has
+  one. On the exclusive queue there is one for each time that the subscription was interrupted; on
+  named queues only where the queue or the exchange was deleted.
+- **seconds to recover**: from the end of the injection until a message that was published after it
+  was received, synced and acked.
+
+In Parquet at the end: {totals}.
+
+{table}
+"""
+
+if __name__ == "__main__":
+    run("faults", main)
