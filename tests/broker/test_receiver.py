@@ -28,6 +28,7 @@ from fanout_source.publisher import Publisher
 from fanout_source.receiver import Receiver
 from fanout_source.spool import Spool, read_slice
 from private_node import control
+from proxy import Proxy
 from waiting import wait_until
 
 
@@ -708,3 +709,29 @@ def test_what_nobody_waits_for_is_made_durable_all_the_same(address, spool, publ
     with Receiver(address, spool):
         publish([b"0"])
         eventually(lambda: spool.end == 1, "the message is on disk", 10)
+
+
+class _Counting(Proxy):
+    heartbeats = 0
+
+    def _passing(self, source, data):
+        self.heartbeats += data.startswith(b"\x08\x00\x00")
+
+
+def test_a_connection_that_is_quiet_is_left_alone(address, spool, eventually):
+    with _Counting(address.host, address.port) as proxy:
+        through = dataclasses.replace(address, port=proxy.port)
+        with Receiver(through, spool, heartbeat_seconds=1) as receiver:
+            eventually(lambda: proxy.heartbeats >= 12, "heartbeats have passed")
+            assert receiver.status().resubscriptions == 0
+
+
+def test_a_connection_that_is_half_open_is_given_up(address, spool, proxy, publish):
+    through = dataclasses.replace(address, port=proxy.port)
+    with Receiver(through, spool, heartbeat_seconds=1) as receiver:
+        proxy.stall()
+        _wait_for_status(receiver, lambda status: status.resubscriptions == 1)
+        publish([b"0"])
+        _wait_for(receiver, 1)
+    [gap] = spool.latest_gaps
+    assert "stopped answering heartbeats" in gap.reason
