@@ -8,7 +8,8 @@ from injections import FAULTS
 from world import World
 
 # The steps of the receiver and the disk are killed without Spark, too: tests/broker, tests/unit.
-QUICK = [fault for fault in FAULTS if "_at_" not in fault.name and "driver" not in fault.name]
+SLOW = ("driver_killed", "jvm_killed")
+QUICK = [fault for fault in FAULTS if "_at_" not in fault.name and fault.name not in SLOW]
 
 
 @pytest.fixture(scope="module")

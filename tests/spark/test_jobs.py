@@ -61,6 +61,7 @@ def test_disk_and_screen_at_the_same_time(submit, emit, publish, bound_queues, s
     assert "INFO fanout: subscribed to exchange 'logs'" in line
 
 
+@pytest.mark.long
 def test_many_queries_in_one_job_and_one_that_fails(submit, emit, bound_queues, spark, tmp_path):
     """Each gets all. When one fails, the job names it and ends."""
     rates = submit("severity_rates", "--window", "1 hour", "--trigger", "1 second", folder="rates")

@@ -257,6 +257,7 @@ def application(url, tmp_path):
             kill_family(process)
 
 
+@pytest.mark.long
 def test_a_killed_driver_loses_nothing(spark, url, address, application, collected, tmp_path):
     _numbered(spark, 60_000).repartition(12).write.parquet(str(tmp_path / "in"))
     with Trap(address, 700_000, lambda: kill_family(process)) as trap:
