@@ -107,9 +107,10 @@ def main() -> int:
         for number, kind in enumerate(KINDS, 1):
             until = began + 60 * given.minutes * number / len(KINDS)
             lives.append(_live(running, kind, chance, until, given.per_second))
+        rabbitmq = Management(running).get("overview")["rabbitmq_version"]
     finally:
         brokers.stop(RUN)
-    _report(lives, given.seed, running, time.monotonic() - began)
+    _report(lives, given.seed, rabbitmq, time.monotonic() - began)
     flaws = [flaw for life in lives for flaw in life.flaws]
     for flaw in flaws:
         print(f"FLAW {flaw}")
@@ -174,7 +175,7 @@ def _vhost(running: brokers.Broker, management: Management) -> Iterator[str]:
     management.delete("vhosts", name)
 
 
-def _report(lives: list[Life], seed: int, running: brokers.Broker, seconds: float) -> None:
+def _report(lives: list[Life], seed: int, rabbitmq: str, seconds: float) -> None:
     every = [happening for life in lives for happening in life.happenings]
     by_fault = defaultdict(list)
     for happening in every:
@@ -191,7 +192,7 @@ def _report(lives: list[Life], seed: int, running: brokers.Broker, seconds: floa
     print(f"\n{table}")
     totals = {life.kind: life.account.messages for life in lives}
     versions = {name: version(name) for name in ("pyspark", "pika", "pyarrow")}
-    versions |= {"python": platform.python_version(), "rabbitmq": _broker_version(running)}
+    versions |= {"python": platform.python_version(), "rabbitmq": rabbitmq}
     date = datetime.now(timezone.utc).strftime("%Y-%m-%d")
     described = ", ".join(f"{name} {number}" for name, number in versions.items())
     docs = PROJECT / "docs"
@@ -220,10 +221,6 @@ def _row(name: str, found: list[Happening]) -> str:
         f"| {name} | {len(found):,} | {messages:,} | {lost} | {doubled} | {gaps} "
         f"| {median:.1f}, {most:.1f} |"
     )
-
-
-def _broker_version(running: brokers.Broker) -> str:
-    return str(Management(running).get("overview")["rabbitmq_version"])
 
 
 _PAGE = """# Faults that were injected, and what became of the messages
