@@ -65,7 +65,8 @@ def _sent_by_pika(row):
     wanted = dict(row)
     body, key = wanted.pop("body"), wanted.pop("routing_key") or ""
     if wanted["timestamp"] is not None:
-        wanted["timestamp"] = int(wanted["timestamp"].timestamp())
+        since = wanted["timestamp"] - datetime.datetime(1970, 1, 1, tzinfo=UTC)
+        wanted["timestamp"] = since // datetime.timedelta(seconds=1)  # a float would round
     pieces = [
         frame.Method(1, spec.Basic.Publish(exchange="logs", routing_key=key)).marshal(),
         frame.Header(1, len(body), pika.BasicProperties(**wanted)).marshal(),
