@@ -10,6 +10,7 @@ import bisect
 import logging
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class Published(WriterCommitMessage):
     messages: int
 
 
-class _Sink:
+class _Sink(ABC):
     """What streaming and batch have in common. Goes to the tasks, account included."""
 
     def __init__(self, options: SinkOptions, columns: Mapping[str, str]) -> None:
@@ -69,10 +70,10 @@ class _Sink:
             for start, end in _pieces(chosen, self._options.batch_size):
                 yield outgoing.prepare(chosen.slice(start, end - start), ids)
 
+    @abstractmethod
     def _origin(self, context: TaskContext) -> str:
         """What makes the ids of messages those of this write: the same when Spark does it again,
         and no other's."""
-        raise NotImplementedError
 
 
 class BatchSink(_Sink, DataSourceArrowWriter):

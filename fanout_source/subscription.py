@@ -277,13 +277,13 @@ class Session:
         wanted = self._subscription
         if wanted.queue is None or wanted.declare != "auto":
             return {}
+        # Nobody can delete the broker's own.
+        mortal = [name for name in wanted.exchanges if not name.startswith("amq.")]
+        markers = {name: marker_of(wanted.queue, number) for number, name in enumerate(mortal)}
         return {
             exchange: marker
-            for number, exchange in enumerate(wanted.exchanges)
-            if not exchange.startswith("amq.")  # which nobody can delete
-            and make_marker(
-                self._connection, self.address, marker := marker_of(wanted.queue, number), exchange
-            )
+            for exchange, marker in markers.items()
+            if make_marker(self._connection, self.address, marker, exchange)
         }
 
     def _ensure_queue(self) -> str:

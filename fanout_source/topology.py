@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from .connection import explain, explained
 from .errors import BrokerRefused, OptionError, QueueBusy
 
 NOT_FOUND, ACCESS_REFUSED, PRECONDITION_FAILED = 404, 403, 406
+_OF_A_MARKER: dict[str, Any] = {"durable": True, "auto_delete": True, "internal": True}
 DECLARE_MODES = ("auto", "passive", "none")
 
 _log = logging.getLogger(__name__)
@@ -122,16 +124,11 @@ def _look(
     doing: str,
     ask: Callable[[Any], Any],
 ) -> Any | None:
-    with explained(address, doing):
-        channel = connection.channel()
-        try:
-            found = ask(channel)
-        except ChannelClosedByBroker as error:
-            if error.reply_code != NOT_FOUND:
-                raise
-            return None
-        channel.close()
-        return found
+    """The answer; None when there is no such thing."""
+    answer, refused = _ask(connection, address, doing, ask)
+    if refused is not None and refused.reply_code != NOT_FOUND:
+        raise explain(refused, address, doing) from refused
+    return answer
 
 
 def make_marker(
@@ -146,10 +143,8 @@ def make_marker(
     doing = f"making exchange {marker!r}"
 
     def make(channel: Any) -> None:
-        settings: dict[str, Any] = {"durable": True, "auto_delete": True, "internal": True}
-        channel.exchange_declare(marker, "fanout", **settings)  # is it ours?
-        channel.exchange_delete(marker)
-        channel.exchange_declare(marker, "fanout", **settings)
+        _delete_marker(channel, marker)  # with whatever it was bound to
+        channel.exchange_declare(marker, "fanout", **_OF_A_MARKER)
         channel.exchange_bind(exchange, marker)
 
     refused = _refusal(connection, address, doing, make)
@@ -183,19 +178,18 @@ def remove_markers(connection: pika.BlockingConnection, address: BrokerAddress, 
     """Those of a queue that is not wanted any more, and nobody else's."""
     number = 0
     while has_exchange(connection, address, marker := marker_of(queue, number)):
-
-        def remove(channel: Any, marker: str = marker) -> None:
-            channel.exchange_declare(
-                marker, "fanout", durable=True, auto_delete=True, internal=True
-            )
-            channel.exchange_delete(marker)
-
-        _refusal(connection, address, f"removing exchange {marker!r}", remove)
+        delete = functools.partial(_delete_marker, marker=marker)
+        _refusal(connection, address, f"removing exchange {marker!r}", delete)
         number += 1
 
 
+def _delete_marker(channel: Any, marker: str) -> None:
+    channel.exchange_declare(marker, "fanout", **_OF_A_MARKER)  # refused when it is not ours
+    channel.exchange_delete(marker)
+
+
 def marker_of(queue: str, number: int = 0) -> str:
-    """For the exchange with this place among those of a subscription."""
+    """For the exchange with this place among those of a subscription that can be deleted."""
     return f"{queue}.bound" + (f".{number + 1}" if number else "")
 
 
@@ -206,14 +200,24 @@ def _refusal(
     ask: Callable[[Any], Any],
 ) -> ChannelClosedByBroker | None:
     """What the broker says against it; None when it was done."""
+    return _ask(connection, address, doing, ask)[1]
+
+
+def _ask(
+    connection: pika.BlockingConnection,
+    address: BrokerAddress,
+    doing: str,
+    ask: Callable[[Any], Any],
+) -> tuple[Any | None, ChannelClosedByBroker | None]:
+    """The answer, or the refusal, on a channel of its own, which a refusal ends."""
     with explained(address, doing):
         channel = connection.channel()
         try:
-            ask(channel)
-        except ChannelClosedByBroker as error:
-            return error
+            answer = ask(channel)
+        except ChannelClosedByBroker as refused:
+            return None, refused
         channel.close()
-        return None
+        return answer, None
 
 
 def _difference(error: ChannelClosedByBroker) -> str:

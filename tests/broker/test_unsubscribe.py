@@ -64,6 +64,19 @@ def test_what_marks_the_subscription_goes_too_and_nothing_of_somebody_else(
     assert {name for name in names if "bound" in name} == {"mine.bound"}
 
 
+def test_what_marks_it_beside_one_of_the_brokers_own_exchanges_goes_too(
+    unsubscribe, channel, management, vhost, address, spool
+):
+    exchanges = ("amq.fanout", "logs")
+    subscription = Subscription(exchanges, queue="audit", queue_type="quorum")
+    with Receiver(address, spool, subscription):
+        names = [e["name"] for e in management.get("exchanges", vhost)]
+        assert [name for name in names if "bound" in name] == ["audit.bound"]
+    assert unsubscribe("audit").returncode == 0
+    names = [e["name"] for e in management.get("exchanges", vhost)]
+    assert [name for name in names if "bound" in name] == []
+
+
 def test_a_name_that_cannot_be_is_refused_at_once(unsubscribe):
     assert "has a line break" in unsubscribe("a\nb").stderr
     assert "AMQP allows 255" in unsubscribe("q" * 300).stderr
