@@ -68,6 +68,8 @@ class BrokerAddress:
             raise OptionError(
                 f"the broker's URL ends in '?…' or '#…': give such settings as options, {_ENCODE}"
             )
+        if "@" in parts.path:
+            raise OptionError(f"the virtual host in the broker's URL contains '@': {_ENCODE}")
         if "/" in parts.path[1:]:
             raise OptionError(
                 f"the virtual host in the broker's URL contains '/': write it as %2F, {_ENCODE}"

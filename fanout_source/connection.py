@@ -29,6 +29,7 @@ from .errors import (
     BrokerRefused,
     BrokerUnreachable,
     ConnectionLost,
+    NodeDown,
     NotFound,
     NotPermitted,
     QueueBusy,
@@ -99,10 +100,13 @@ def with_any(addresses: Sequence[BrokerAddress], use: Callable[[BrokerAddress], 
     if len(failures) == 1:
         raise failures[0]
     kind: type[BrokerError] = BrokerUnreachable
-    if any(isinstance(failure, QueueBusy) for failure in failures):
-        kind = QueueBusy
-    elif all(isinstance(failure, BrokerRefused) for failure in failures):
-        kind = BrokerRefused  # nothing to wait for
+    for telling in (NodeDown, QueueBusy):
+        if any(isinstance(failure, telling) for failure in failures):
+            kind = telling
+            break
+    else:
+        if all(isinstance(failure, BrokerRefused) for failure in failures):
+            kind = BrokerRefused  # nothing to wait for
     raise kind(f"none of {len(failures)} brokers will do: " + "; ".join(map(str, failures)))
 
 
@@ -175,9 +179,17 @@ def explain(
                 f"({error.reply_text}): stop that one, or choose another queue"
             )
         refused = f"{doing}: the broker at {address} refused it: {error.reply_text}"
+        if error.reply_code == 405:
+            return BrokerRefused(
+                f"{refused}; it is exclusive to another connection: choose another queue"
+            )
         if error.reply_code == 403:
             return NotPermitted(f"{refused}; {_grant(address, rights)}")
-        return NotFound(refused) if error.reply_code == 404 else BrokerRefused(refused)
+        if error.reply_code != 404:
+            return BrokerRefused(refused)
+        if is_absence(error):
+            return NotFound(refused)
+        return (NodeDown if "home node" in error.reply_text else ConnectionLost)(refused)
     if isinstance(error, amqp.ConnectionClosedByBroker):
         temporary = error.reply_code in _TEMPORARY
         return (ConnectionLost if temporary else BrokerRefused)(
@@ -188,6 +200,11 @@ def explain(
     return ConnectionLost(
         f"{doing}: the connection to the broker at {address} was lost: {_root(error)}"
     )
+
+
+def is_absence(refused: amqp.ChannelClosedByBroker) -> bool:
+    """Whether there is no such thing. A cluster says the same of what is on a node that is down."""
+    return refused.reply_code == 404 and "NOT_FOUND - no " in refused.reply_text
 
 
 def _grant(address: BrokerAddress, rights: Rights) -> str:
@@ -277,6 +294,10 @@ def _explain_refused_vhost(error: Exception, address: BrokerAddress) -> BrokerEr
         return BrokerRefused(
             f"the broker at {address.endpoint} has no virtual host {address.vhost!r}: "
             f"check the end of the URL, or create it with: rabbitmqctl add_vhost '{address.vhost}'"
+        )
+    if re.search("limit .*is reached", str(error)):
+        return BrokerUnreachable(
+            f"the broker at {address.endpoint} takes no more connections: {error}"
         )
     if "refused for user" in str(error):
         return BrokerRefused(

@@ -9,6 +9,7 @@
     │   │   └── NotFound        an exchange or queue is not there
     │   ├── QueueBusy           another consumer has the queue: trying again may help
     │   ├── ConnectionLost      it worked, then it ended: trying again may help
+    │   │   └── NodeDown        the node that has a queue is away; what is published passes it by
     │   └── PublishFailed       messages that the broker did not confirm
     ├── MessagesMissed          a gap, where none is accepted
     └── SpoolError              the spool's folder could not do it
@@ -56,6 +57,10 @@ class QueueBusy(BrokerError):
 
 class ConnectionLost(BrokerError):
     """A connection that had worked ended."""
+
+
+class NodeDown(ConnectionLost):
+    """The broker answers, but not the node of its cluster that has the queue."""
 
 
 class PublishFailed(BrokerError):

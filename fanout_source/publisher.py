@@ -24,6 +24,7 @@ from .connection import (
     close_quietly,
     end_within,
     explain,
+    explained,
     open_connection,
 )
 from .errors import BrokerError, OptionError, PublishFailed
@@ -93,7 +94,8 @@ class Publisher:
                 durable=exchange_durable,
                 declare=declare,
             )
-            self._channel = self._open_channel()
+            with explained(address, "opening a channel"):
+                self._channel = self._open_channel()
         except BaseException:
             close_quietly(self._connection)
             raise

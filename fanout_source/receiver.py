@@ -26,9 +26,10 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 from .address import BrokerAddress
 from .connection import CONNECTION_TIMEOUT_SECONDS, HEARTBEAT_SECONDS, with_any
@@ -38,6 +39,7 @@ from .errors import (
     BrokerRefused,
     FanoutError,
     MessagesMissed,
+    NodeDown,
     NotPermitted,
     OptionError,
     QueueBusy,
@@ -128,6 +130,7 @@ class Receiver:
         self._settled_before = 0  # this session
         self._count_wanted = False
         self._flow = Flow(prefetch_count, max_spool_bytes)
+        self._let_go_below = 0
         self._flushes_wanted = 0
         self._consuming = False
         self._draining = False  # the consumer is being stopped
@@ -151,6 +154,8 @@ class Receiver:
         is_other = note.get("queue") != self._subscription.queue
         if was_subscribed and self._subscription.is_named and not is_other:
             self._marked = note["marked"]
+            if note.get("missed"):  # and nobody has accepted it yet
+                self._miss(note["missed"])
         session = self._open_session_when_free()
         _log.info("subscribed to %s", session)
         if was_subscribed and is_other:
@@ -202,9 +207,9 @@ class Receiver:
             if session is None or not self._consuming or self._acked_tag < self._durable_tag:
                 return False
             taken = self._settled_rows - self._settled_before
-            if taken >= session.backlog or (session.is_empty and not self._unsettled_rows):
+            if taken >= session.backlog > 0 or (session.is_empty and not self._unsettled_rows):
                 return True
-            self._count_wanted = True  # some may have expired meanwhile
+            self._count_wanted = True  # some may have expired, or were not counted at first
         self._wake()
         return False
 
@@ -213,7 +218,10 @@ class Receiver:
         keep_rows, keep_bytes = 0, 0
         if self._redeliveries is not None:
             keep_rows, keep_bytes = self._redeliveries.window, self._flow.max_spool_bytes // 8
-        if self._spool.drop_below(offset, keep_rows=keep_rows, keep_bytes=keep_bytes):
+        is_less = self._spool.drop_below(offset, keep_rows=keep_rows, keep_bytes=keep_bytes)
+        with self._changed:
+            has_moved, self._let_go_below = offset > self._let_go_below, offset
+        if is_less or has_moved:
             with self._changed:
                 self._flow.let_go()
                 self._changed.notify_all()
@@ -330,25 +338,28 @@ class Receiver:
         """Receive until closed; between times ack what is durable, and start or stop deliveries."""
         while True:
             with self._changed:
-                tag, step = self._durable_tag, self._next_step(session)
+                tag, acked, step = self._durable_tag, self._acked_tag, self._next_step(session)
                 count_wanted, self._count_wanted = self._count_wanted, False
-            if tag > self._acked_tag:
+            if tag > acked:
                 reach("receiver.ack")
                 session.ack(tag)
                 self._acked_tag = tag
-                reach("receiver.acked")
             if count_wanted:
                 session.count()
             if step == "end":
                 return
             if step == "stop":
                 session.cancel()
+            if step == "return":
+                # What was delivered and not acked by now was refused, or came after the cancel. A
+                # broker closes the channel of a consumer that keeps messages for long.
+                session.return_unacknowledged()
+                continue
             if step == "start":
-                # What was delivered and not acked by now was refused, or came after the cancel.
-                if session.was_consumed:
-                    session.return_unacknowledged()
                 session.consume(self._flow.window)
             session.process()
+            if tag > acked:
+                reach("receiver.acked")
 
     def _next_step(self, session: Session) -> str | None:
         buffered = self._buffered_bytes
@@ -360,13 +371,13 @@ class Receiver:
             self._draining, self._stopped_at = True, time.time()
             self._changed.notify_all()
             return "stop"
+        if not buffered and session.has_refused:
+            return "return"
         if buffered or not self._consuming or self._closing:
             return None
         if self._flow.start(self._spool.bytes) is None:
             return None
         self._tap.into, self._draining, self._stopped_at = self._gathered, False, None
-        if self._redeliveries is not None:
-            self._redeliveries.begin()  # nothing is being written just now
         return "start"
 
     def _take(self, data: bytes) -> bytes:
@@ -411,6 +422,8 @@ class Receiver:
 
     def _miss(self, reason: str) -> None:
         """A named queue has not collected all."""
+        # Kept: once all is made anew, nothing else shows it.
+        self._spool.remember({**self._spool.note, "missed": reason})
         if self._fail_on_gap:
             raise MessagesMissed(f"{reason}; failOnDataLoss=false records the gap and goes on")
         self._missed = reason
@@ -418,10 +431,15 @@ class Receiver:
     def _settle_session(self, session: Session) -> None:
         """Record what was missed before it, and what is to be known after it."""
         try:
+            note = {
+                "queue": self._subscription.queue,
+                "brokers": [str(address) for address in self._addresses],
+                "marked": session.marked,
+            }
             if self._missed is not None:
-                self._keep_gap(self._missed_since, self._missed)
+                self._keep_gap(self._missed_since, self._missed, note)
                 self._missed = None
-            self._spool.remember({"queue": self._subscription.queue, "marked": session.marked})
+            self._spool.remember(note)
         except BaseException:
             session.close()
             raise
@@ -469,16 +487,20 @@ class Receiver:
             except BrokerRefused:
                 raise
             except BrokerError as error:
+                if isinstance(error, NodeDown):
+                    self._miss(f"the node of queue {self._subscription.queue!r} was down")
                 if str(error) != said:
                     said = str(error)
                     _log.warning("not subscribed: %s; trying again", said)
 
-    def _keep_gap(self, since: float, reason: str) -> None:
+    def _keep_gap(self, since: float, reason: str, note: dict[str, Any]) -> None:
         with self._changed:
+            if self._redeliveries is not None:  # not all of what is being written will be kept
+                self._changed.wait_for(lambda: self._writing is None or self._error is not None)
             offset = self._next_offset
         now = time.time()
         _log.warning("gap of %.1f s before offset %d: %s", now - since, offset, reason)
-        self._spool.record_gap(Gap(offset, since, now, reason))
+        self._spool.record_gap(Gap(offset, since, now, reason), note)
 
     # ── the thread that writes ───────────────────────────────────────────────────────────────
 
@@ -519,6 +541,15 @@ class Receiver:
             or 2 * gathered.rows >= self._flow.window
             or time.monotonic() - gathered.oldest >= FLUSH_AFTER_SECONDS
         )
+
+
+def is_of(
+    note: Mapping[str, Any], addresses: Sequence[BrokerAddress], subscription: Subscription
+) -> bool:
+    """Whether a receiver has left this note in its spool that had the same named queue."""
+    brokers = {str(address) for address in addresses}
+    is_same = subscription.is_named and note.get("queue") == subscription.queue
+    return is_same and not brokers.isdisjoint(note.get("brokers", ()))
 
 
 def _require(name: str, value: float, least: float, most: float = float("inf")) -> None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from . import message
+from .errors import SpoolDamaged
 from .message import REPEATABLE_ID
 from .spool import Spool, read_slice
 
@@ -28,13 +29,10 @@ class Redeliveries:
         """`window` is how many of the last messages may come again."""
         self._spool = spool
         self.window = window
-        self._known: dict[_Key, None] | None = None  # the latest last
+        self._known: dict[_Key, None] = {}  # the latest last
+        self._known_end = 0  # up to there, what is in the spool is known
         self.recognised = 0
         self.in_doubt = 0  # came again without a message id: perhaps doubled
-
-    def begin(self) -> None:
-        """Deliveries begin, or begin again: what is in the spool by now may come again."""
-        self._known = None
 
     def sift(self, deliveries: pa.RecordBatch) -> pa.RecordBatch:
         """Without those that the spool holds."""
@@ -44,38 +42,56 @@ class Redeliveries:
         suspects = pc.indices_nonzero(pc.or_(redelivered, repeatable))
         if not len(suspects):
             return deliveries
-        known, doubled = self._read_known(), []
+        self._catch_up()
+        known, doubled = self._known, []
         keys = _keys(message.decode(deliveries.take(suspects), 0, _OF_KEY))
         came_back = redelivered.take(suspects).to_pylist()
+        before = _Before(deliveries)
         for row, key, has_come_back in zip(suspects.to_pylist(), keys, came_back, strict=True):
             if key is None:
                 self.in_doubt += has_come_back
-            elif key in known and (has_come_back or _is_repeatable(key)):
+            elif key in known or (has_come_back and before.has(row, key)):
                 doubled.append(row)
-            elif _is_repeatable(key):
+            else:
                 known[key] = None
-                if len(known) > 2 * self.window:
-                    del known[next(iter(known))]
+        if len(suspects) == deliveries.num_rows:  # all that follows in the spool is known
+            self._known_end += deliveries.num_rows - len(doubled)
         if not doubled:
             return deliveries
         self.recognised += len(doubled)
         every = pa.array(range(deliveries.num_rows), pa.uint64())
         return deliveries.filter(pc.invert(pc.is_in(every, pa.array(doubled, pa.uint64()))))
 
-    def _read_known(self) -> dict[_Key, None]:
-        if self._known is None:
-            spool = self._spool
-            start = max(spool.start, spool.end - self.window)
-            self._known = {}
-            for piece in spool.slices(start, spool.end):
+    def _catch_up(self) -> None:
+        """Know what the spool has taken since the last time that it was asked for."""
+        spool, known = self._spool, self._known
+        start = max(spool.start, spool.end - self.window, self._known_end)
+        for piece in spool.slices(start, spool.end):
+            try:
                 taken = read_slice(spool.location, spool.id, piece)
-                keys = _keys(message.decode(taken, 0, _OF_KEY))
-                self._known.update((key, None) for key in keys if key is not None)
-        return self._known
+            except SpoolDamaged:
+                if piece.segment.start < spool.start:
+                    continue  # somebody has let go of it just now
+                raise
+            keys = _keys(message.decode(taken, 0, _OF_KEY))
+            known.update((key, None) for key in keys if key is not None)
+        self._known_end = spool.end
+        for _ in range(len(known) - 2 * self.window):
+            del known[next(iter(known))]
 
 
-def _is_repeatable(key: _Key) -> bool:
-    return key[1].startswith(REPEATABLE_ID)
+class _Before:
+    """What of a batch comes before a row of it; nothing is decoded unless somebody asks."""
+
+    def __init__(self, deliveries: pa.RecordBatch) -> None:
+        self._deliveries = deliveries
+        self._first: dict[_Key | None, int] = {}  # where each key is for the first time
+
+    def has(self, row: int, key: _Key) -> bool:
+        if not self._first:
+            keys = _keys(message.decode(self._deliveries, 0, _OF_KEY))
+            self._first = {k: len(keys) - 1 - i for i, k in enumerate(reversed(keys))}
+        return self._first[key] < row
 
 
 def _keys(rows: pa.RecordBatch) -> list[_Key | None]:

@@ -25,10 +25,10 @@ from pyspark.sql.types import StructType
 from .errors import SpoolDamaged
 from .offsets import ORIGIN, Offset, limit_end, partition
 from .partition_reader import PartitionReader, SpoolPartition
-from .receiver import Receiver
+from .receiver import Receiver, is_of
 from .schema import require_columns
 from .source_options import SourceOptions
-from .spool import Gap, Spool, remove_leftovers
+from .spool import Gap, Spool, find_unowned, remove_leftovers
 from .worker import log_to_spark, plainly
 
 _WAIT_SECONDS = 0.25  # idle, Spark asks again at once: a hundred times a second
@@ -189,9 +189,11 @@ class _Subscriber:
     def begin(cls, options: SourceOptions, start: Offset, end: Offset) -> _Subscriber:
         """Subscribed, with a new spool when Spark names none yet, or the one that it names."""
         location = options.spool_location
+        missed: Gap | None = None
         if end.spool is None:
             for path in remove_leftovers(location):
                 _log.info("removed the leftover %s", path)
+            missed = _left_with_another_checkpoint(options)
             spool = Spool.create(location)
         else:
             spool = Spool.open(
@@ -204,6 +206,8 @@ class _Subscriber:
         subscriber = cls(options, spool)
         try:
             subscriber.receiver.subscribe()
+            if missed is not None:
+                spool.record_gap(missed)
         except BaseException:
             if end.spool is None:
                 spool.discard()
@@ -232,6 +236,31 @@ class _Subscriber:
     def close(self) -> None:
         self.receiver.close()
         self.spool.close()
+
+
+def _left_with_another_checkpoint(options: SourceOptions) -> Gap | None:
+    """What a query that begins anew does not get: messages that were received for a checkpoint
+    which nobody reads. Of a named queue they are missing, since it has let go of them; an
+    exclusive one may have been anybody's."""
+    unowned = find_unowned(options.spool_location)
+    if not unowned:
+        return None
+    latest = max(unowned, key=lambda spool: spool.last_active)
+    wanted = options.addresses, options.subscription
+    ours = [spool for spool in unowned if is_of(spool.note, *wanted)]
+    if not ours:
+        _log.info(
+            "%d spools in %s hold messages of queries that do not run, such as %s (last used %s): "
+            "they are delivered when those start again with their checkpoints",
+            len(unowned), options.spool_location, latest.path, _time(latest.last_active),
+        )  # fmt: skip
+        return None
+    reason = (
+        f"queue {options.queue!r} was read with another checkpoint, and what was received for that "
+        f"one and not delivered is in {', '.join(spool.path for spool in ours)}"
+    )
+    _log.warning("a gap at the start: %s", reason)
+    return Gap(0, max(spool.last_active for spool in ours), time.time(), reason)
 
 
 def _describe(gap: Gap | None) -> dict[str, Any] | None:

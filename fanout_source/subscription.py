@@ -32,10 +32,12 @@ from .topology import (
     ensure_exchange,
     ensure_queue,
     has_exchange,
+    is_marker_whole,
     look_for_queue,
     make_marker,
     marker_of,
-    was_always_there,
+    own_queue,
+    owner_of,
 )
 
 _RECEIVE_BYTES = 256 * 1024
@@ -80,9 +82,9 @@ class Subscription:
             return _pattern([]), _pattern([]), _pattern([queue])
         if self.declare == "passive":
             return _pattern([]), _pattern([queue]), _pattern([queue, *exchanges])
-        markers = f"{re.escape(marker_of(self.queue))}.*"
+        markers, owner = f"{re.escape(marker_of(self.queue))}.*", re.escape(owner_of(self.queue))
         return (
-            _pattern([queue, markers]),
+            _pattern([queue, markers, owner]),
             _pattern([queue, *exchanges]),
             _pattern([queue, markers, *exchanges]),
         )
@@ -130,7 +132,8 @@ class Session:
         """From `attach` on, `take` is shown all that the broker sends; it takes the deliveries on
         channel `channel_number` and returns the rest.
 
-        `marked` is given where a named queue was subscribed before: what `self.marked` was then.
+        `marked` is given where a named queue was subscribed before: what `self.marked` was then,
+        by exchange what marks that it is there.
         `missed` is called, before anything is made anew, with the reason for which the queue cannot
         have collected all; it may raise.
         """
@@ -139,11 +142,12 @@ class Session:
         self._lost: Exception | None = None
         self._consumer_tag: str | None = None
         self.is_idle = True  # no delivery comes
-        self.was_consumed = False
+        self.has_refused = False  # messages may be with us that were never acknowledged
         self.last_heard = self._last_bound = time.time()
+        self._last_sign = time.monotonic()  # of life; clocks on the wall are set now and then
         self._subscription = subscription
         self.backlog = 0  # what a named queue held at first
-        self.is_empty = False  # it holds nothing, the last time that we asked
+        self._is_counting, self._empty_answers = False, 0
         self._heartbeat_seconds = heartbeat_seconds
         self._connection = open_connection(
             address,
@@ -153,7 +157,9 @@ class Session:
         )
         try:
             self._impl: Any = self._connection._impl
-            gone = None if marked is None else self._find_gone()
+            if subscription.queue is not None and subscription.declare == "auto":
+                own_queue(self._connection, address, subscription.queue)
+            gone = None if marked is None else self._find_gone(marked)
             if gone is not None:
                 missed(gone)
                 marked = None
@@ -172,9 +178,7 @@ class Session:
                 for binding in self._bindings:
                     setup.queue_bind(self.queue, **binding)
                 setup.close()
-            if marked is not None and (gone := self._find_interrupted(marked)):
-                missed(gone)
-            self.marked = self._make_markers()
+            self.marked = self._make_markers(marked or {}, missed)
             with explained(address, "opening a channel"):
                 self._channel = self._open_channel()
             self.channel_number: int = self._channel.channel_number
@@ -191,7 +195,7 @@ class Session:
 
     def consume(self, prefetch_count: int) -> None:
         """Ask for deliveries, at most so many of them unacknowledged."""
-        self.is_idle, self.was_consumed = False, True
+        self.is_idle = False
         self._channel.basic_qos(prefetch_count=prefetch_count)
         self._consumer_tag = self._channel.basic_consume(
             self.queue,
@@ -212,11 +216,20 @@ class Session:
 
     def count(self) -> None:
         """Ask whether the queue holds messages; `is_empty` is the answer, some time later."""
-        self._channel.queue_declare(self.queue, passive=True, callback=self._on_counted)
+        if not self._is_counting:
+            self._is_counting = True
+            self._channel.queue_declare(self.queue, passive=True, callback=self._on_counted)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the queue held nothing, and all that was on its way has come: an answer may
+        overtake deliveries, but not two, one after the other."""
+        return self._empty_answers >= 2
 
     def return_unacknowledged(self) -> None:
         """Give what was delivered and not acknowledged back to the queue."""
         self._channel.basic_nack(0, multiple=True, requeue=True)
+        self.has_refused = False
 
     def process(self) -> None:
         """Receive and send until woken. Raises what ended the session."""
@@ -246,7 +259,7 @@ class Session:
             for key in wanted.routing_keys
         ]
 
-    def _find_gone(self) -> str | None:
+    def _find_gone(self, marked: Mapping[str, str]) -> str | None:
         """What a named queue cannot have collected all without, and is not there."""
         wanted = self._subscription
         if wanted.queue is None or wanted.declare != "auto":
@@ -254,16 +267,8 @@ class Session:
         if look_for_queue(self._connection, self.address, wanted.queue) is None:
             return f"queue {wanted.queue!r} was deleted, with what it held"
         for exchange in wanted.exchanges:
-            if not has_exchange(self._connection, self.address, exchange):
+            if exchange in marked and not has_exchange(self._connection, self.address, exchange):
                 return self._without(exchange, "is gone")
-        return None
-
-    def _find_interrupted(self, marked: Mapping[str, str]) -> str | None:
-        """What was not there for a time. Not to be asked twice: the markers are gone after it."""
-        for exchange in self._subscription.exchanges:
-            marker = marked.get(exchange)
-            if marker and not was_always_there(self._connection, self.address, marker, exchange):
-                return self._without(exchange, "was gone for a time")
         return None
 
     def _without(self, exchange: str, how: str) -> str:
@@ -272,19 +277,30 @@ class Session:
             f"and the binding of queue {self._subscription.queue!r} with it"
         )
 
-    def _make_markers(self) -> dict[str, str]:
-        """By exchange."""
+    def _make_markers(
+        self, marked: Mapping[str, str], missed: Callable[[str], None]
+    ) -> dict[str, str]:
+        """By exchange; nothing for one that cannot be marked. Those that are whole are kept."""
         wanted = self._subscription
         if wanted.queue is None or wanted.declare != "auto":
             return {}
+        whole = {}
+        for exchange in wanted.exchanges:
+            if marker := marked.get(exchange):
+                if is_marker_whole(self._connection, self.address, marker):
+                    whole[exchange] = marker
+                else:
+                    missed(self._without(exchange, "was gone for a time"))
         # Nobody can delete the broker's own.
         mortal = [name for name in wanted.exchanges if not name.startswith("amq.")]
-        markers = {name: marker_of(wanted.queue, number) for number, name in enumerate(mortal)}
-        return {
-            exchange: marker
-            for exchange, marker in markers.items()
-            if make_marker(self._connection, self.address, marker, exchange)
-        }
+        made = dict.fromkeys(wanted.exchanges, "")
+        for number, exchange in enumerate(mortal):
+            marker = marker_of(wanted.queue, number)
+            if whole.get(exchange) == marker or make_marker(
+                self._connection, self.address, marker, exchange
+            ):
+                made[exchange] = marker
+        return made
 
     def _ensure_queue(self) -> str:
         wanted = self._subscription
@@ -345,7 +361,7 @@ class Session:
         """A broker sends something every half heartbeat. pika looks for that once in a heartbeat
         and five seconds; this notices within two heartbeats. What has come while we were not
         running is read before the second look."""
-        silence = time.time() - self.last_heard
+        silence = time.monotonic() - self._last_sign
         was_late, is_late = is_late, silence > 1.5 * self._heartbeat_seconds
         if was_late and is_late:
             self._fail(AMQPHeartbeatTimeout(f"nothing came for {silence:.0f} s"))
@@ -356,15 +372,15 @@ class Session:
         )
 
     def _hear(self, data: bytes) -> bytes:
-        heard = time.time()
-        is_stream = heard - self.last_heard < _GATHER_SECONDS
+        heard = time.monotonic()
+        is_stream = heard - self._last_sign < _GATHER_SECONDS
         others = self._take(data)
         if is_stream and len(data) < _RECEIVE_BYTES // 2:
             # A broker sends a few messages at a time. While they keep coming, let some gather
             # in the socket: each piece costs more than many messages do.
             time.sleep(_GATHER_SECONDS)
-            heard = time.time()
-        self.last_heard = heard
+            heard = time.monotonic()
+        self._last_sign, self.last_heard = heard, time.time()
         return others
 
     def _on_message(self, _channel: Any, method: Any, properties: Any, body: bytes) -> None:
@@ -380,11 +396,12 @@ class Session:
         self._take(b"".join(pieces))
 
     def _on_counted(self, answer: Any) -> None:
-        self.is_empty = answer.method.message_count == 0
+        self._is_counting = False
+        self._empty_answers = 0 if answer.method.message_count else self._empty_answers + 1
         self.wake()
 
     def _on_cancelled(self, _answer: Any) -> None:
-        self.is_idle = True
+        self.is_idle = self.has_refused = True
         self.wake()
 
     def _on_cancelled_by_broker(self, _notice: Any) -> None:

@@ -12,10 +12,10 @@ import pika
 from pika.exceptions import ChannelClosedByBroker
 
 from .address import BrokerAddress
-from .connection import explain, explained
+from .connection import explain, explained, is_absence
 from .errors import BrokerRefused, OptionError, QueueBusy
 
-NOT_FOUND, ACCESS_REFUSED, PRECONDITION_FAILED = 404, 403, 406
+NOT_FOUND, ACCESS_REFUSED, PRECONDITION_FAILED, RESOURCE_LOCKED = 404, 403, 406, 405
 _OF_A_MARKER: dict[str, Any] = {"durable": True, "auto_delete": True, "internal": True}
 DECLARE_MODES = ("auto", "passive", "none")
 
@@ -77,10 +77,7 @@ def ensure_queue(
                 "(only declare=auto creates it)"
             )
     elif found.consumer_count:
-        raise QueueBusy(
-            f"queue {name!r} on the broker at {address} has a consumer already, and belongs to one "
-            "query: stop that one, or choose another queue"
-        )
+        raise _busy(name, address)
     if may_create:
         with explained(address, doing):
             channel = connection.channel()
@@ -101,6 +98,39 @@ def ensure_queue(
                 if error.reply_code != ACCESS_REFUSED or found is None:
                     raise
     return found.message_count if found else 0
+
+
+def own_queue(connection: pika.BlockingConnection, address: BrokerAddress, name: str) -> None:
+    """Keep everyone else who asks for the queue away, for as long as this connection lasts.
+
+    That of its consumer does not do: a quorum queue has no exclusive consumers, and a subscriber
+    whose spool is full has none at all.
+    """
+    owner = owner_of(name)
+    refused = _refusal(
+        connection,
+        address,
+        f"declaring queue {owner!r}",
+        lambda channel: channel.queue_declare(owner, exclusive=True),
+    )
+    if refused is None:
+        return
+    if refused.reply_code == RESOURCE_LOCKED:
+        raise _busy(name, address)
+    _log.warning(
+        "whether another query reads from queue %r will not be known: %s", name, refused.reply_text
+    )
+
+
+def owner_of(queue: str) -> str:
+    return f"{queue}.owner"
+
+
+def _busy(name: str, address: BrokerAddress) -> QueueBusy:
+    return QueueBusy(
+        f"queue {name!r} on the broker at {address} has a consumer already, and belongs to one "
+        "query: stop that one, or choose another queue"
+    )
 
 
 def look_for_queue(
@@ -126,7 +156,7 @@ def _look(
 ) -> Any | None:
     """The answer; None when there is no such thing."""
     answer, refused = _ask(connection, address, doing, ask)
-    if refused is not None and refused.reply_code != NOT_FOUND:
+    if refused is not None and not is_absence(refused):
         raise explain(refused, address, doing) from refused
     return answer
 
@@ -158,20 +188,19 @@ def make_marker(
     return refused is None
 
 
-def was_always_there(
-    connection: pika.BlockingConnection, address: BrokerAddress, marker: str, exchange: str
+def is_marker_whole(
+    connection: pika.BlockingConnection, address: BrokerAddress, marker: str
 ) -> bool:
-    """Whether the exchange has been there since the marker was made, which is gone after that.
+    """Whether the exchange that it was made for has been there since then.
 
-    The marker has gone with its binding when the exchange was deleted. A restart of the broker
-    takes a transient exchange and leaves the marker, without its binding: then it does not go now
-    either. True when the account may not find out.
+    The marker has gone with its binding when that exchange was deleted. A restart of the broker
+    takes a transient exchange and leaves the marker, without its binding, and so unused. True when
+    the account may not find out.
     """
-    if not has_exchange(connection, address, marker):
-        return False
     doing = f"looking at exchange {marker!r}"
-    refused = _refusal(connection, address, doing, lambda c: c.exchange_unbind(exchange, marker))
-    return refused is not None or not has_exchange(connection, address, marker)
+    return None is not _refusal(
+        connection, address, doing, lambda c: c.exchange_delete(marker, if_unused=True)
+    )
 
 
 def remove_markers(connection: pika.BlockingConnection, address: BrokerAddress, queue: str) -> None:

@@ -67,6 +67,7 @@ class Proxy:
             except OSError:
                 return
             if self._refusing:
+                self._refused()
                 _reset(client)
                 continue
             try:
@@ -83,6 +84,9 @@ class Proxy:
 
     def _connected(self, client: socket.socket, server: socket.socket) -> None:
         """For those who read along."""
+
+    def _refused(self) -> None:
+        """For those who count."""
 
     def _passing(self, source: socket.socket, data: bytes) -> None:
         """For those who read along."""

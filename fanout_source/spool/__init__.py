@@ -44,14 +44,24 @@ Readers need no lock: they are given slices of segments, and a segment that is t
 """
 
 from .segment import Segment, Slice
-from .spool import Gap, Spool, default_location, read_slice, remove_leftovers
+from .spool import (
+    Gap,
+    Spool,
+    Unowned,
+    default_location,
+    find_unowned,
+    read_slice,
+    remove_leftovers,
+)
 
 __all__ = [
     "Gap",
     "Segment",
     "Slice",
     "Spool",
+    "Unowned",
     "default_location",
+    "find_unowned",
     "read_slice",
     "remove_leftovers",
 ]

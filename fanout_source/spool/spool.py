@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from ..errors import SpoolDamaged, SpoolError
 from . import segment as segments
-from .folder import TEMPORARY, absolute, open_folder, siblings
+from .folder import TEMPORARY, LocalFolder, absolute, open_folder, siblings
 from .segment import VERSION, Segment, Slice
 
 RETENTION_SECONDS = 30 * 24 * 3600.0
@@ -235,9 +235,10 @@ class Spool:
         self._folder.write(segment.name, data)
         self._add(segment, data.size)
 
-    def record_gap(self, gap: Gap) -> None:
-        """Keep it, durably: the count of all, and the latest hundred."""
+    def record_gap(self, gap: Gap, note: dict[str, Any] | None = None) -> None:
+        """Keep it, durably: the count of all, and the latest hundred; and with it a note."""
         with self._writing:
+            self._state.note = self._state.note if note is None else note
             self._state.gaps += 1
             self._state.latest_gaps = [*self._state.latest_gaps, gap][-_GAPS_KEPT:]
             self._write_state()
@@ -402,6 +403,33 @@ def default_location() -> str:
     return os.path.join(state, "fanout", "spool")
 
 
+@dataclass(frozen=True)
+class Unowned:
+    """A spool that holds messages, and that nobody has open."""
+
+    path: str
+    last_active: float  # seconds since 1970
+    note: dict[str, Any]
+
+
+def find_unowned(location: str) -> list[Unowned]:
+    """Those in a location, as far as they can be read. Only on local disks: elsewhere it is not
+    known whether somebody has one open."""
+    found = []
+    for folder in siblings(location):
+        if not _ID.fullmatch(os.path.basename(folder.path)) or not folder.is_free():
+            continue
+        try:
+            files = folder.files()
+            state = _State.from_json(_parse(folder.read(_STATE).to_pybytes()))
+        except SpoolError:
+            continue
+        if state is not None and any(Segment.parse(file.base_name) for file in files):
+            last_active = max(file.mtime.timestamp() for file in files)
+            found.append(Unowned(folder.path, last_active, state.note))
+    return found
+
+
 def remove_leftovers(location: str, retention_seconds: float = RETENTION_SECONDS) -> list[str]:
     """Remove spools that nobody owns and that are empty, or were not touched for so long.
 
@@ -416,11 +444,13 @@ def remove_leftovers(location: str, retention_seconds: float = RETENTION_SECONDS
             age = time.time() - os.stat(folder.path).st_mtime
             if age < min(_YOUNG_SECONDS, retention_seconds):
                 continue
+            if age < retention_seconds and _held_in(folder):
+                continue  # untouched: its owner goes by when it was last written to
             folder.claim()
         except (SpoolError, OSError):
             continue
         try:
-            held = [f.base_name for f in folder.files() if Segment.parse(f.base_name)]
+            held = _held_in(folder)
             if held and age < retention_seconds:
                 continue
             if held:
@@ -437,3 +467,7 @@ def remove_leftovers(location: str, retention_seconds: float = RETENTION_SECONDS
         finally:
             folder.release()
     return removed
+
+
+def _held_in(folder: LocalFolder) -> list[str]:
+    return [file.base_name for file in folder.files() if Segment.parse(file.base_name)]

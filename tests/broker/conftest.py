@@ -7,6 +7,7 @@ from pathlib import Path
 import pika
 import pytest
 
+from fanout_source import failpoints
 from fanout_source.address import BrokerAddress
 from fanout_source.connection import open_connection
 from fanout_source.spool import Spool
@@ -41,6 +42,12 @@ class Subscriber:
     @property
     def waiting(self) -> int:
         return self.channel.queue_declare(self.queue, passive=True).method.message_count
+
+
+@pytest.fixture(autouse=True)
+def no_failpoints() -> Iterator[None]:
+    yield
+    failpoints.arm("")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from fanout_source import message
 from fanout_source.connection import open_connection
-from fanout_source.errors import BrokerRefused, MessagesMissed, QueueBusy
+from fanout_source.errors import BrokerRefused, ConnectionLost, MessagesMissed, QueueBusy
 from fanout_source.publisher import Publisher
 from fanout_source.receiver import Receiver
 from fanout_source.spool import Spool, read_slice
@@ -184,8 +184,34 @@ def test_a_second_subscriber_is_refused(address, spool, tmp_path, emit, monkeypa
         pass  # the first has gone
 
 
-def test_two_that_begin_at_once_do_not_share_a_queue(address, spool, tmp_path, emit):
-    named = Subscription(queue="audit")
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_second_subscriber_is_refused_before_the_first_consumes(
+    address, spool, tmp_path, monkeypatch, kind
+):
+    """Or while it is paused. A quorum queue knows no exclusive consumers."""
+    monkeypatch.setattr("fanout_source.receiver._BUSY_SECONDS", 0.5)
+    named = Subscription(queue="audit", queue_type=kind)
+    receiver = Receiver(address, spool, named)
+    receiver.subscribe()
+    with Spool.create(str(tmp_path / "other")) as other:
+        with pytest.raises(QueueBusy, match=r"'audit'.*has a consumer already.*choose another"):
+            Receiver(address, other, named).subscribe()
+        receiver.close()
+        with Receiver(address, other, named):
+            pass  # the first has gone
+
+
+def test_a_queue_that_is_exclusive_to_somebody_else_is_refused(address, spool, queue):
+    queue.channel.queue_declare("audit", exclusive=True)
+    with pytest.raises(BrokerRefused, match=r"exclusive to another connection: choose another"):
+        Receiver(address, spool, Subscription(queue="audit")).subscribe()
+
+
+def test_two_that_begin_at_once_do_not_share_a_queue(address, spool, tmp_path, emit, queue):
+    """Though they may make nothing that would show that they are there."""
+    emit([b"the exchange is there"])
+    queue.channel.queue_declare("audit", durable=True)
+    named = Subscription(queue="audit", declare="passive")
     with Spool.create(str(tmp_path / "other")) as other_spool:
         first, other = Receiver(address, spool, named), Receiver(address, other_spool, named)
         first.subscribe()
@@ -230,6 +256,68 @@ def test_a_queue_that_was_deleted_is_a_gap(address, spool, emit, queue, fail):
         assert "was deleted" in gap.reason
         assert _bodies(again) == [b"0", b"1"]
     again.close()
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """`interrupted(receiver)`: a start that ends when all is declared, as by a kill."""
+
+    def start(receiver):
+        def break_off(_session):
+            raise ConnectionLost("broken off")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("fanout_source.subscription.Session._open_channel", break_off)
+            with pytest.raises(ConnectionLost, match="broken off"):
+                receiver.subscribe()
+
+    return start
+
+
+def test_a_gap_is_not_forgotten_by_a_start_that_fails(address, spool, emit, queue, interrupted):
+    named = Subscription(queue="audit")
+    with Receiver(address, spool, named):
+        pass
+    queue.channel.queue_delete("audit")
+    interrupted(Receiver(address, spool, named))  # it has made the queue anew
+    with Receiver(address, spool, named):
+        pass
+    with Receiver(address, spool, named, fail_on_gap=True):
+        pass
+    [gap] = spool.latest_gaps
+    assert "was deleted" in gap.reason
+
+
+def test_a_start_that_fails_makes_no_gap(address, spool, interrupted):
+    named = Subscription(queue="audit")
+    with Receiver(address, spool, named):
+        pass
+    interrupted(Receiver(address, spool, named, fail_on_gap=True))
+    with Receiver(address, spool, named, fail_on_gap=True):
+        pass
+    assert spool.gap_count == 0
+
+
+def test_an_exchange_that_is_new_in_the_options_is_no_gap(address, spool):
+    for exchanges in (("logs",), ("metrics", "logs"), ("logs", "metrics"), ("metrics",)):
+        named = Subscription(exchanges, queue="audit")
+        with Receiver(address, spool, named, fail_on_gap=True):
+            pass
+
+
+def test_a_large_message_that_is_kept_does_not_end_the_flow(address, spool, emit):
+    """What is kept to recognise repeats may take half of the spool."""
+    bodies = [bytes([number]) * 450_000 for number in range(12)]
+    named = Subscription(queue="audit")
+    with Receiver(address, spool, named, max_spool_bytes=1_000_000) as receiver:
+        emit(bodies)
+        end, seen = 0, []
+        while end < len(bodies):
+            end, start = receiver.wait_for_more(end, timeout_seconds=30), end
+            assert end > start, receiver.status()
+            seen += _bodies(spool, start)
+            receiver.drop_below(end)
+    assert seen == bodies
 
 
 def test_a_queue_that_is_deleted_meanwhile_is_a_gap(address, spool, emit, queue, eventually):

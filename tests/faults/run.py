@@ -20,20 +20,17 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
-from uuid import uuid4
 
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(PROJECT / "scripts"), str(PROJECT / "tests"), str(Path(__file__).parent)]
 
 from accounting import Account  # noqa: E402
 from injections import FAULTS, Fault  # noqa: E402
-from world import Stuck, World  # noqa: E402
+from world import Stuck, World, own_vhost  # noqa: E402
 
 import broker as brokers  # noqa: E402
 from management import Management  # noqa: E402
@@ -125,7 +122,7 @@ def _live(
     management = Management(running)
     queue_type = None if kind == "exclusive" else kind
     with (
-        _vhost(running, management) as vhost,
+        own_vhost(running, management) as vhost,
         tempfile.TemporaryDirectory(
             prefix="faults-", dir=RUN, ignore_cleanup_errors=True
         ) as folder,
@@ -163,16 +160,6 @@ def _attribute(account: Account, happenings: list[Happening], end: int) -> None:
             numbers = getattr(account, what)
             count = sum(happening.start <= number < happening.end for number in numbers)
             setattr(happening, what, count)
-
-
-@contextmanager
-def _vhost(running: brokers.Broker, management: Management) -> Iterator[str]:
-    name = f"faults-{uuid4().hex[:8]}"
-    management.put("vhosts", name)
-    rights = {"configure": ".*", "write": ".*", "read": ".*"}
-    management.put("permissions", name, running.address.username, body=rights)
-    yield name
-    management.delete("vhosts", name)
 
 
 def _report(lives: list[Life], seed: int, rabbitmq: str, seconds: float) -> None:

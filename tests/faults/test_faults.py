@@ -1,11 +1,10 @@
 """Each fault, once, while messages flow: nothing acked is lost or doubled, each gap is recorded."""
 
 import random
-from uuid import uuid4
 
 import pytest
 from injections import FAULTS
-from world import World
+from world import World, own_vhost
 
 # The steps of the receiver and the disk are killed without Spark, too: tests/broker, tests/unit.
 SLOW = ("driver_killed", "jvm_killed")
@@ -15,16 +14,13 @@ QUICK = [fault for fault in FAULTS if "_at_" not in fault.name and fault.name no
 @pytest.fixture(scope="module")
 def world(request, broker, management, tmp_path_factory):
     """A world for all tests of a kind of queue."""
-    name = f"faults-{uuid4().hex[:8]}"
-    management.put("vhosts", name)
-    rights = {"configure": ".*", "write": ".*", "read": ".*"}
-    management.put("permissions", name, broker.address.username, body=rights)
     queue_type = None if request.param == "exclusive" else request.param
-    with World(
-        broker, management, name, tmp_path_factory.mktemp("faults"), queue_type=queue_type
-    ) as world:
+    folder = tmp_path_factory.mktemp("faults")
+    with (
+        own_vhost(broker, management) as vhost,
+        World(broker, management, vhost, folder, queue_type=queue_type) as world,
+    ):
         yield world
-    management.delete("vhosts", name)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ passes, so that it is known of each message whether it was acked.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import subprocess
 import sys
@@ -16,12 +17,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import pika
 from accounting import Account, recorded_gaps, settle, written
 
 import broker as brokers
-from fanout_source.address import BrokerAddress
 from fanout_source.errors import BrokerError
 from fanout_source.publisher import Publisher
 from management import Management
@@ -39,34 +40,48 @@ class Stuck(Exception):
     """Something did not happen in time."""
 
 
+@contextlib.contextmanager
+def own_vhost(broker: brokers.Broker, management: Management) -> Iterator[str]:
+    """A virtual host that goes with the block."""
+    name = f"faults-{uuid4().hex[:8]}"
+    management.put("vhosts", name)
+    rights = {"configure": ".*", "write": ".*", "read": ".*"}
+    management.put("permissions", name, broker.address.username, body=rights)
+    try:
+        yield name
+    finally:
+        management.delete("vhosts", name)
+
+
 class World:
-    """`with World(broker, management, vhost, folder) as world: …` has a subscriber, subscribed."""
+    """`with World(broker, management, vhost, folder) as world: …` has a subscriber, subscribed,
+    and an emitter; several worlds may share that one."""
 
     def __init__(
         self, broker: brokers.Broker, management: Management, vhost: str, folder: Path,
-        *, queue_type: str | None = None, per_second: int = 2000, **options: Any,
+        *, queue_type: str | None = None, per_second: int = 2000, emitter: Emitter | None = None,
+        **options: Any,
     ) -> None:  # fmt: skip
         self.broker, self.management, self.vhost = broker, management, vhost
         self.queue_type = queue_type
         self.folder, self.sink = folder, folder / "sink"
+        folder.mkdir(exist_ok=True)
         self.failpoints = folder / "failpoints"
         self.failpoints.write_text("")
-        address = broker.address
-        self.address = BrokerAddress(
-            address.host, address.port, vhost, address.username, address.password
-        )
-        self.witness = _Witness(address.host, address.port)
+        self.witness = _Witness(broker.address.host, broker.address.port)
         self._options = {"heartbeat": HEARTBEAT_SECONDS, "failOnDataLoss": "false", **options}
+        self.queue = None if queue_type is None else f"audit-{queue_type}"
         if queue_type is not None:
-            self._options |= {"queue": "audit", "queueType": queue_type, "exchangeDurable": "true"}
+            self._options |= {"queue": self.queue, "queueType": queue_type}
+            self._options |= {"exchangeDurable": "true"}
         self._gaps: dict[int, str] = {}
-        self.emitter = Emitter(self.address, per_second, durable=queue_type is not None)
+        self.emitter = emitter or Emitter(broker, vhost, per_second, durable=queue_type is not None)
         self.application: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> World:
         try:
             self.start_application()
-            self.wait(self.is_subscribed, "the application is subscribed", 120)
+            self.wait(lambda: self.witness.subscriptions, "the application is subscribed", 120)
             self.emitter.start()
         except BaseException:
             self.__exit__()
@@ -114,19 +129,16 @@ class World:
         assert self.application is not None
         return [pid for pid, line in descendants(self.application.pid).items() if of in line]
 
-    def is_subscribed(self) -> bool:
-        with contextlib.suppress(Exception):
-            return bool(self.management.get("consumers", self.vhost))
-        return False
-
     def queues(self) -> list[str]:
-        return [queue["name"] for queue in self.management.get("queues", self.vhost)]
+        """That of the subscriber."""
+        names = [queue["name"] for queue in self.management.get("queues", self.vhost)]
+        return [name for name in names if name.startswith(self.queue or "amq.gen-")]
 
     def connections(self) -> list[str]:
-        """Those of the subscriber."""
-        found = self.management.get("vhosts", self.vhost, "connections")
-        ours = [c for c in found if "source_runner" in str(c.get("client_properties", {}))]
-        return [connection["name"] for connection in ours]
+        """That of the subscriber."""
+        found, end = self.management.get("vhosts", self.vhost, "connections"), f":{self.planner}"
+        names = {c["name"]: c.get("client_properties", {}).get("connection_name") for c in found}
+        return [name for name, known_as in names.items() if str(known_as).endswith(end)]
 
     def wait(self, condition: Callable[[], Found], what: str, seconds: float = 90) -> Found:
         deadline = time.monotonic() + seconds
@@ -158,8 +170,8 @@ class World:
     def settle(self) -> Account:
         """Stop emitting, let everything through, and account for each message."""
         self.emitter.stop()
-        if self.queue_type is not None:
-            held = ("queues", self.vhost, "audit")
+        if self.queue is not None:
+            held = ("queues", self.vhost, self.queue)
             self.wait(lambda: self.management.get(*held).get("messages") == 0, "all is acked", 300)
         return self.account(180)
 
@@ -182,8 +194,11 @@ class Emitter:
     """Publishes numbered messages at a steady rate. Each number once: what became of those that
     were under way when a connection broke, nobody knows."""
 
-    def __init__(self, address: BrokerAddress, per_second: int, *, durable: bool) -> None:
-        self._address, self._per_second, self._durable = address, per_second, durable
+    def __init__(
+        self, broker: brokers.Broker, vhost: str, per_second: int, *, durable: bool
+    ) -> None:
+        self._address = dataclasses.replace(broker.address, vhost=vhost)
+        self._per_second, self._durable = per_second, durable
         self.confirmed: list[range] = []
         self.next_number = 0
         self._ending = threading.Event()
@@ -191,7 +206,9 @@ class Emitter:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        """Once, however often it is said."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def stop(self) -> None:
         self._ending.set()

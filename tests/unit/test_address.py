@@ -40,6 +40,7 @@ def test_an_ipv6_host_is_shown_in_brackets():
         ("amqp://h:99999", "no valid host and port"),
         ("amqp://h:0", "port 0"),
         ("amqp://h/%ff", "virtual host in the broker's URL is not UTF-8"),
+        ("amqp://ann:12/34secret@h", "the virtual host in the broker's URL contains '@'"),
         ("amqp://u:%ff@h", "password in the broker's URL is not UTF-8"),
         ("amqp://h/" + "v" * 256, "longer than 255 bytes"),
         ("amqp://h/a/b", "write it as %2F"),
