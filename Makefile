@@ -23,6 +23,12 @@ help: ## Show this page
 $(READY): setup.cfg pyproject.toml conf/constraints.txt scripts/setup.sh
 	@scripts/setup.sh $(PYTHON)
 
+# Not with the rest: what only draws must not hide what the package itself needs.
+CHARTS := .venv/charts
+$(CHARTS): $(READY)
+	@$(PY) -m pip install -q --disable-pip-version-check -c conf/constraints.txt matplotlib
+	@touch $@
+
 .PHONY: setup
 setup: $(READY) ## Make .venv with the tested versions; check Java
 
@@ -98,6 +104,10 @@ test-long: $(READY) ## Run the tests that take minutes: kills under load, every 
 .PHONY: faults
 faults: $(READY) ## Inject faults for half an hour (MINUTES=30), and account for every message
 	@$(PY) tests/faults/run.py --minutes $(or $(MINUTES),30) $(ARGS)
+
+.PHONY: soak
+soak: $(CHARTS) ## Three subscribers for an hour (MINUTES=60), a fault every minute; draws a picture
+	@$(PY) tests/faults/soak.py --minutes $(or $(MINUTES),60) $(ARGS)
 
 .PHONY: bench-emit
 bench-emit: broker ## Measure publishing against a bare pika loop

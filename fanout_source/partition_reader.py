@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from . import message
+from .failpoints import reach
 from .spool import Slice, read_slice
 from .worker import plainly
 
@@ -34,6 +35,7 @@ class PartitionReader(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SpoolPartition)
         for piece in partition.slices:
+            reach("reader.slice")
             with plainly():
                 batch = read_slice(partition.location, partition.spool_id, piece)
             yield message.decode(batch, piece.start, self.columns)

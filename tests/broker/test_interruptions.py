@@ -120,9 +120,15 @@ def test_a_refusal_after_an_interruption_ends_the_receiver(
         management.delete("users", vhost)
 
 
-@pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
-def test_after_a_failed_sync_nothing_is_acked_and_the_reader_is_told(
-    address, spool, publish, error, eventually, management, vhost, monkeypatch
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [
+        ("spool.write", "ENOSPC"), ("spool.write", "EROFS"), ("spool.fsync", "EIO"),
+        ("spool.fsync", "ENOSPC"), ("spool.rename", "ENOSPC"), ("spool.sync_folder", "EIO"),
+    ],
+)  # fmt: skip
+def test_after_an_error_of_the_disk_nothing_is_acked_and_the_reader_is_told(
+    address, spool, publish, step, error, eventually, management, vhost, monkeypatch
 ):
     acked = []
     ack = subscription.Session.ack
@@ -132,7 +138,7 @@ def test_after_a_failed_sync_nothing_is_acked_and_the_reader_is_told(
     with Receiver(address, spool) as receiver:
         publish([b"0"])
         wait_for(receiver, 1)
-        failpoints.arm(f"spool.fsync={error}")
+        failpoints.arm(f"{step}={error}")
         publish([b"1"])
         with pytest.raises(SpoolError, match="cannot write"):
             receiver.wait_for_more(1, timeout_seconds=60)

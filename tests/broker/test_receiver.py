@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -13,10 +12,8 @@ import time
 
 import pika
 import pytest
-from pika import frame, spec
 
 from fanout_source import subscription
-from fanout_source.connection import open_connection
 from fanout_source.errors import (
     BrokerRefused,
     BrokerUnreachable,
@@ -25,6 +22,7 @@ from fanout_source.errors import (
 )
 from fanout_source.receiver import Receiver
 from fanout_source.spool import Spool
+from poison import POISON, publish_raw
 from receiving import bodies_of, numbers, rows_of, wait_for
 
 
@@ -120,7 +118,8 @@ def test_what_was_received_is_durable_after_close(address, spool, publish, event
     assert bodies_of(spool) == numbers(0, 50)
 
 
-@pytest.mark.parametrize("size", [0, 1, 131_064, 131_065, 2**20, 16 * 2**20])
+# The last is the most that RabbitMQ takes by default.
+@pytest.mark.parametrize("size", [0, 1, 131_064, 131_065, 2**20, 16 * 2**20, 128 * 2**20])
 def test_bodies_of_any_size_arrive_whole(address, spool, publish, size):
     with Receiver(address, spool) as receiver:
         bodies = [b"a", os.urandom(size), b"b"]
@@ -130,50 +129,10 @@ def test_bodies_of_any_size_arrive_whole(address, spool, publish, size):
         assert receiver.status().resubscriptions == 0
 
 
-def _publish_raw(address, flags_and_properties):
-    """A message with properties that pika would not encode."""
-    with open_connection(address) as connection:
-        channel = connection.channel()
-        channel.confirm_delivery()
-        number = channel.channel_number
-        method = frame.Method(number, spec.Basic.Publish(exchange="logs")).marshal()
-        header = struct.pack(">HHQ", 60, 0, 4) + flags_and_properties
-        content = struct.pack(">BHI", 2, number, len(header)) + header + b"\xce"
-        connection._impl._output_marshaled_frames(
-            [method + content + frame.Body(number, b"body").marshal()]
-        )
-        channel.queue_declare("", exclusive=True)  # answered when the message has been routed
-
-
-def _headers(*entries):
-    table = b"".join(bytes([len(n)]) + n + kind + value for n, kind, value in entries)
-    return b"\x20\x00" + struct.pack(">I", len(table)) + table
-
-
-def _nested(depth):
-    table = b""
-    for _ in range(depth):
-        table = b"\x01nF" + struct.pack(">I", len(table)) + table
-    return table
-
-
-# NaN is not among them: RabbitMQ refuses it from the emitter (seen with 3.10).
-POISON = {
-    "milliseconds in a header": _headers((b"t", b"T", struct.pack(">Q", 1_700_000_000_000))),
-    "the last timestamp there is": b"\x00\x40" + b"\xff" * 8,
-    "milliseconds as timestamp": b"\x00\x40" + struct.pack(">Q", 1_700_000_000_000),
-    "a float": _headers((b"f", b"f", struct.pack(">f", 1.5)), (b"d", b"d", struct.pack(">d", 0.1))),
-    "2,000 nested tables": b"\x20\x00" + struct.pack(">I", len(_nested(2000))) + _nested(2000),
-    "broken UTF-8": _headers((b"s", b"S", struct.pack(">I", 2) + b"\xff\xfe")),
-    "broken UTF-8 as message id": b"\x00\x80\x02\xff\xfe",
-    "a name that comes twice": _headers((b"k", b"t", b"\x01"), (b"k", b"t", b"\x00")),
-}
-
-
 def test_poison_passes_with_the_connection_untouched(address, spool, publish):
     with Receiver(address, spool) as receiver:
         for raw in POISON.values():
-            _publish_raw(address, raw)
+            publish_raw(address, raw)
         publish([b"after"], message_id="fine")
         wait_for(receiver, len(POISON) + 1)
         assert receiver.status().resubscriptions == 0

@@ -62,6 +62,15 @@ def _receive(address, spool, subscription):
             receiver.wait_for_more(spool.end, timeout_seconds=30)
 
 
+def test_no_access_to_the_virtual_host_is_explained(account, spool, management, vhost):
+    stranger = account("", "", "")
+    management.delete("permissions", vhost, stranger.username)
+    with pytest.raises(
+        BrokerRefused, match=f"no access to virtual host '{vhost}'.*set_permissions"
+    ):
+        Receiver(stranger, spool).subscribe()
+
+
 def test_the_line_that_is_shown_grants_what_is_needed(account, spool, publish, management, vhost):
     subscription = Subscription(queue="new one", declare="auto")
     poor = account("^$", "^$", "^$")

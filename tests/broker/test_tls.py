@@ -1,5 +1,6 @@
 """TLS, with certificates made here: whom we trust, and who trusts us."""
 
+import dataclasses
 import datetime
 import ssl
 
@@ -13,6 +14,7 @@ from fanout_source.errors import BrokerRefused, OptionError
 from fanout_source.receiver import Receiver
 from fanout_source.source_options import SourceOptions
 from private_node import control
+from proxy import Proxy
 from waiting import wait_until
 
 PAST = datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc)
@@ -43,7 +45,7 @@ def listen(broker, authority, files, vhost):
     ports = []
 
     def begin(certificate, *, wants_certificate=False):
-        path = files(certificate, "server")
+        path = files(certificate, f"server-{len(ports)}")  # read at each handshake
         wants = "true" if wants_certificate else "false"
         options = (
             f'[{{cacertfile, "{files.authority}"}}, {{certfile, "{path}"}}, {{keyfile, "{path}"}}, '
@@ -104,6 +106,44 @@ def test_a_certificate_that_has_expired_is_refused(listen, authority, files):
     url = listen(authority.issue_cert("localhost", not_before=PAST, not_after=PAST))
     text = _refusal(url, **{"tls.caFile": files.authority})
     assert "has expired; the broker needs a new one" in text
+
+
+class _Listening(Proxy):
+    """Keeps what clients send."""
+
+    def __init__(self, *place):
+        self.said, self._clients = bytearray(), set()
+        super().__init__(*place)
+
+    def _connected(self, client, server):
+        self._clients.add(client)
+
+    def _passing(self, source, data):
+        if source in self._clients:
+            self.said += data
+
+
+def test_nothing_is_said_in_plain_text_to_a_broker_that_is_not_trusted(
+    listen, authority, files, spool
+):
+    """Not at the start, nor when the certificate has become a wrong one."""
+    good, bad = (listen(authority.issue_cert(name)) for name in ("localhost", "elsewhere.example"))
+    trusted, stranger = (_address(u, **{"tls.caFile": files.authority}) for u in (good, bad))
+    with _Listening("localhost", stranger.port) as proxy:
+        through = dataclasses.replace(trusted, port=proxy.port)
+        with pytest.raises(BrokerRefused, match="was not accepted"):
+            Receiver(through, spool).subscribe()
+        assert proxy.said
+        assert proxy.said[0] == 0x16  # a TLS handshake
+        proxy._target = ("localhost", trusted.port)
+        with Receiver(through, spool) as receiver:
+            assert receiver.wait_for_more(0) == 0
+            proxy._target = ("localhost", stranger.port)
+            proxy.reset()
+            with pytest.raises(BrokerRefused, match="was not accepted"):
+                receiver.wait_for_more(0, timeout_seconds=60)
+        for secret in (b"AMQP", b"guest", b"PLAIN"):
+            assert secret not in proxy.said
 
 
 def test_a_broker_that_wants_a_certificate_gets_ours(listen, authority, files):

@@ -18,6 +18,7 @@ spark = (
     .config("spark.driver.bindAddress", "127.0.0.1")
     .config("spark.driver.host", "127.0.0.1")
     .config("spark.log.level", "ERROR")
+    .config("spark.driver.memory", "512m")
     .getOrCreate()
 )
 logs = spark.readStream.format("fanout").option("spoolDir", f"{folder}.spool")

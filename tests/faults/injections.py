@@ -25,7 +25,7 @@ class Fault:
     name: str
     inject: Inject
     interrupts: bool  # whether the subscription ends with it, and is made anew
-    weight: int = 1  # how often, compared with others
+    weight: float = 1  # how often, compared with others
 
     def happen(self, world: World, chance: random.Random) -> float:
         """Inject it; the seconds until what is published then is received and acked."""
@@ -39,10 +39,10 @@ class Fault:
 FAULTS: list[Fault] = []
 
 
-def fault(*, interrupts: bool = True, weight: int = 1) -> Callable[[Inject], Inject]:
-    def add(inject: Inject) -> Inject:
+def fault(*, interrupts: bool = True, weight: float = 1) -> Callable[[Inject], Fault]:
+    def add(inject: Inject) -> Fault:
         FAULTS.append(Fault(inject.__name__, inject, interrupts, weight))
-        return inject
+        return FAULTS[-1]
 
     return add
 
@@ -108,6 +108,13 @@ def broker_restart(world: World, chance: random.Random) -> None:
     control(world.broker.process, "start_app")
 
 
+@fault(weight=0.3)
+def broker_stopped_for_half_a_minute(world: World, chance: random.Random) -> None:
+    control(world.broker.process, "stop_app")
+    time.sleep(30)
+    control(world.broker.process, "start_app")
+
+
 @fault(interrupts=False, weight=2)
 def memory_alarm(world: World, chance: random.Random) -> None:
     control(world.broker.process, "set_vm_memory_high_watermark", "0")
@@ -143,6 +150,18 @@ def python_worker_killed(world: World, chance: random.Random) -> None:
         if pid != world.planner:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+@fault(interrupts=False, weight=2)
+def worker_killed_in_the_middle_of_a_read(world: World, chance: random.Random) -> None:
+    """Of a task that has more to read; it is done again."""
+    log, crashed = world.folder / "application.log", "Python worker exited unexpectedly"
+    before = log.read_text().count(crashed)
+    world.failpoints.write_text(f"reader.slice=kill@{chance.randrange(1, 4)}")
+    python_worker_killed.inject(world, chance)  # the next ones are armed
+    world.wait(lambda: log.read_text().count(crashed) > before, "a worker has ended")
+    world.failpoints.write_text("")
+    python_worker_killed.inject(world, chance)
 
 
 @fault()

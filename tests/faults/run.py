@@ -13,23 +13,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import random
 import statistics
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
-from importlib.metadata import version
+from dataclasses import asdict
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(PROJECT / "scripts"), str(PROJECT / "tests"), str(Path(__file__).parent)]
 
-from accounting import Account  # noqa: E402
 from injections import FAULTS, Fault  # noqa: E402
+from life import DOCS, Happening, Life, attribute, circumstances, described  # noqa: E402
 from world import Stuck, World, own_vhost  # noqa: E402
 
 import broker as brokers  # noqa: E402
@@ -37,55 +34,7 @@ from management import Management  # noqa: E402
 from program import run  # noqa: E402
 
 KINDS = ("exclusive", "classic", "quorum")
-OF_A_NAMED_QUEUE = ("queue_deleted", "exchange_deleted")  # those that leave a gap there, too
 RUN = brokers.RUN / "faults"
-
-
-@dataclass
-class Happening:
-    """A fault that was injected, and what was published from then until the next one."""
-
-    fault: str
-    kind: str
-    seconds: float  # until what was published then was received and acked
-    gaps: int
-    start: int
-    end: int = 0
-    lost: int = 0
-    doubled: int = 0
-
-
-@dataclass
-class Life:
-    """A subscriber with a queue of this kind."""
-
-    kind: str
-    happenings: list[Happening]
-    account: Account
-    subscriptions: int
-    gaps: int
-    stuck: str | None = None
-
-    @property
-    def flaws(self) -> list[str]:
-        found = [self.stuck] if self.stuck else []
-        numbers = {what: getattr(self.account, what) for what in ("lost", "doubled", "unexplained")}
-        found += [
-            f"{self.kind}: {len(which)} {what}, such as {which[:3]}"
-            for what, which in numbers.items()
-            if which
-        ]
-        if self.account.disordered:
-            found.append(f"{self.kind}: {self.account.disordered} out of order")
-        if self.kind == "exclusive":
-            expected = self.subscriptions - 1
-        else:
-            expected = sum(happening.gaps > 0 for happening in self.happenings)
-            others = [h for h in self.happenings if h.gaps and h.fault not in OF_A_NAMED_QUEUE]
-            found += [f"{self.kind}: a gap at {h.fault} that did not happen" for h in others]
-        if self.gaps != expected:
-            found.append(f"{self.kind}: {self.gaps} gaps recorded, and {expected} happened")
-        return found
 
 
 def main() -> int:
@@ -135,7 +84,7 @@ def _live(
             [fault] = chance.choices(FAULTS, weights)
             stuck = _happen(world, fault, kind, chance, happenings)
         account = world.settle()
-        _attribute(account, happenings, world.emitter.next_number)
+        attribute(account, happenings, world.emitter.next_number)
         return Life(kind, happenings, account, world.witness.subscriptions, world.gap_count, stuck)
 
 
@@ -150,16 +99,6 @@ def _happen(
     happenings.append(Happening(fault.name, kind, seconds, world.gap_count - gaps, start))
     print(f"{kind:10} {fault.name:45} {seconds:6.1f} s {world.gap_count - gaps:3} gaps", flush=True)
     return None
-
-
-def _attribute(account: Account, happenings: list[Happening], end: int) -> None:
-    """Which fault was the last one before each message that was lost or doubled."""
-    for happening, after in zip(happenings, [*happenings[1:], None], strict=True):
-        happening.end = after.start if after else end
-        for what in ("lost", "doubled"):
-            numbers = getattr(account, what)
-            count = sum(happening.start <= number < happening.end for number in numbers)
-            setattr(happening, what, count)
 
 
 def _report(lives: list[Life], seed: int, rabbitmq: str, seconds: float) -> None:
@@ -178,24 +117,18 @@ def _report(lives: list[Life], seed: int, rabbitmq: str, seconds: float) -> None
     table = "\n".join(lines)
     print(f"\n{table}")
     totals = {life.kind: life.account.messages for life in lives}
-    versions = {name: version(name) for name in ("pyspark", "pika", "pyarrow")}
-    versions |= {"python": platform.python_version(), "rabbitmq": rabbitmq}
-    date = datetime.now(timezone.utc).strftime("%Y-%m-%d")
-    described = ", ".join(f"{name} {number}" for name, number in versions.items())
-    docs = PROJECT / "docs"
-    docs.mkdir(exist_ok=True)
-    (docs / "reliability.md").write_text(
+    (DOCS / "reliability.md").write_text(
         _PAGE.format(
-            date=date, versions=described, seed=seed, minutes=seconds / 60, table=table,
+            where=described(rabbitmq), seed=seed, minutes=seconds / 60, table=table,
             totals=", ".join(f"{count:,} ({kind})" for kind, count in totals.items()),
         )
     )  # fmt: skip
     figures = {
-        "date": date, "versions": versions, "seed": seed, "seconds": round(seconds),
+        **circumstances(rabbitmq), "seed": seed, "seconds": round(seconds),
         "rows_in_parquet": totals, "flaws": [flaw for life in lives for flaw in life.flaws],
         "happenings": [asdict(happening) for happening in every],
     }  # fmt: skip
-    (docs / "reliability.json").write_text(json.dumps(figures, indent=1) + "\n")
+    (DOCS / "reliability.json").write_text(json.dumps(figures, indent=1) + "\n")
 
 
 def _row(name: str, found: list[Happening]) -> str:
@@ -212,7 +145,7 @@ def _row(name: str, found: list[Happening]) -> str:
 
 _PAGE = """# Faults that were injected, and what became of the messages
 
-`make faults` on {date}, for {minutes:.0f} minutes, seed {seed}; {versions}; 2 cores.
+`make faults` for {minutes:.0f} minutes, seed {seed}; {where}.
 
 Subscribers on an exclusive, a classic and a quorum queue took turns, each a Spark application that
 writes Parquet, while messages were published at a steady rate. The witness between subscriber and

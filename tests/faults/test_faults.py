@@ -7,7 +7,7 @@ from injections import FAULTS
 from world import World, own_vhost
 
 # The steps of the receiver and the disk are killed without Spark, too: tests/broker, tests/unit.
-SLOW = ("driver_killed", "jvm_killed")
+SLOW = ("driver_killed", "jvm_killed", "broker_stopped_for_half_a_minute")
 QUICK = [fault for fault in FAULTS if "_at_" not in fault.name and fault.name not in SLOW]
 
 

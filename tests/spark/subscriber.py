@@ -1,4 +1,5 @@
-"""A Spark application that subscribes and writes Parquet, until its stdin is closed.
+"""A Spark application that subscribes and writes Parquet, until its stdin is closed. A line there
+stops Spark with the query running.
 
 Usage: subscriber.py <folder> [option=value …]; the broker is `FANOUT_URL`.
 """
@@ -28,7 +29,8 @@ query = (
 
 
 def stop_with_stdin():
-    sys.stdin.read()
+    if sys.stdin.readline():
+        spark.stop()
     query.stop()
 
 

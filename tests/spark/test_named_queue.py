@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import time
 
 import pika
@@ -138,6 +139,24 @@ def test_a_queue_that_is_gone_ends_the_query_unless_told_otherwise(
     query.processAllAvailable()
     assert [row.body for row in rows()] == [b"0", b"1"]
     assert json.loads(query.lastProgress.json)["sources"][0]["latestOffset"]["gaps"] == 1
+
+
+def test_a_checkpoint_that_is_gone_is_a_recorded_gap(read, start, rows, publish, tmp_path):
+    """What was received for it, and acked, is in a spool that nobody reads."""
+    query = start(read(queue="audit", maxOffsetsPerTrigger=1))
+    publish(_numbers(0, 50))
+    until(query, lambda: query.lastProgress.numInputRows, "it receives")
+    query.stop()
+    shutil.rmtree(tmp_path / "out.checkpoint")
+    query = start(read(queue="audit"), "anew")
+    publish(_numbers(50, 60))
+    query.processAllAvailable()
+    report = json.loads(query.lastProgress.json)["sources"][0]["latestOffset"]
+    assert report["gaps"] == 1
+    assert report["lastGap"]["beforeOffset"] == 0
+    assert "queue 'audit' was read with another checkpoint" in report["lastGap"]["reason"]
+    [kept] = (p for p in (tmp_path / "spool").iterdir() if p.name != report["spool"])
+    assert str(kept) in report["lastGap"]["reason"]
 
 
 def test_a_second_query_on_the_queue_is_refused(read, start, publish):

@@ -20,8 +20,13 @@ def _numbers(start, end):
     return [b"%d" % number for number in range(start, end)]
 
 
+def _report(query):
+    progress = query.lastProgress
+    return (progress and json.loads(progress.json)["sources"][0]["latestOffset"]) or {}
+
+
 def _received(query):
-    return json.loads(query.lastProgress.json)["sources"][0]["latestOffset"]["offset"]
+    return _report(query).get("offset")
 
 
 def test_a_restart_goes_on_with_what_was_received(read, start, rows, publish):
@@ -71,6 +76,58 @@ def test_a_planned_batch_comes_again_byte_for_byte(read, spark, publish, tmp_pat
     assert seen[0] == seen[1]
     bodies = [row.body for batch in seen[1:] for row in batch]
     assert bodies == _numbers(0, len(bodies))  # the rest came when nobody listened any more
+
+
+@pytest.mark.parametrize("sink_is_done", [True, False])
+def test_a_batch_that_was_planned_and_not_committed_comes_once(
+    read, start, rows, publish, tmp_path, sink_is_done
+):
+    """As a kill leaves it: before the sink's own log is written, or before Spark's."""
+    query = start(read())
+    publish(_numbers(0, 500))
+    query.processAllAvailable()
+    query.stop()
+    last = max(int(file.name) for file in (tmp_path / "out.checkpoint/commits").glob("[0-9]*"))
+    logs = [tmp_path / "out.checkpoint/commits", *([tmp_path / "out/_spark_metadata"])]
+    for log in logs[:1] if sink_is_done else logs:
+        (log / str(last)).unlink()
+        (log / f".{last}.crc").unlink()
+    assert len(rows()) == (500 if sink_is_done else 500 - len(_rows_of_batch(query, last)))
+    query = start(read(), subscribed=False)
+    until(query, lambda: _report(query).get("queue"), "it is subscribed")  # may be after that batch
+    assert query.recentProgress[0].batchId == last
+    publish(_numbers(500, 600))
+    until(query, lambda: len(rows()) == 600, "all is there")
+    assert [row.body for row in rows()] == _numbers(0, 600)
+
+
+def _rows_of_batch(query, number):
+    [count] = {p.numInputRows for p in query.recentProgress if p.batchId == number}
+    return range(count)
+
+
+@pytest.mark.parametrize("how", ["spark.stop()", "Ctrl-C"])
+def test_an_application_that_is_ended_leaves_no_queue_and_a_whole_spool(
+    subscriber, publish, rows, eventually, bound_queues, management, vhost, how
+):
+    process = subscriber("out")
+    eventually(bound_queues, "it is subscribed", 90)
+    publish(_numbers(0, 100))
+    eventually(lambda: len(rows()) == 100, "all is written", 90)
+    if how == "Ctrl-C":
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.stdin.write(b"stop\n")
+        process.stdin.flush()
+    process.wait(60)
+    eventually(lambda: management.get("queues", vhost) == [], "its queue is gone")
+    process = subscriber("out")
+    eventually(bound_queues, "it is subscribed again", 90)
+    publish(_numbers(100, 200))
+    eventually(lambda: len(rows()) == 200, "all is written", 90)
+    assert [row.body for row in rows()] == _numbers(0, 200)
+    process.stdin.close()
+    assert process.wait(60) == 0
 
 
 def test_two_queries_on_one_checkpoint_are_a_clear_error(

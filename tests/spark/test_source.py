@@ -6,8 +6,12 @@ import time
 from urllib.parse import urlsplit
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
+from fanout_source import FanoutDataSource
+from fanout_source.schema import SCHEMA
+from poison import POISON, publish_raw
 from waiting import until
 
 
@@ -124,16 +128,85 @@ def test_processing_time_takes_what_came_meanwhile(read, start, rows, publish):
 
 @pytest.mark.parametrize("trigger", [{"availableNow": True}, {"once": True}])
 def test_a_query_that_ends_takes_what_had_been_received(read, start, rows, publish, trigger):
-    query = start(read(maxOffsetsPerTrigger=10))
+    query = start(read(maxOffsetsPerTrigger=1))
     publish(_numbers(0, 100))
-    query.processAllAvailable()
-    taken = len(rows())
+    until(query, lambda: _progress(query)["latestOffset"]["offset"] == 100, "all is received")
     query.stop()
+    taken = len(rows())
+    assert taken < 100
     query = start(read(maxOffsetsPerTrigger=40), subscribed=False, **trigger)
     assert query.awaitTermination(90)
     assert query.exception() is None
+    if "once" in trigger and len(rows()) < 100:  # what was planned, and a batch beyond that
+        query = start(read(), subscribed=False, **trigger)
+        assert query.awaitTermination(90)
     assert [row.body for row in rows()] == _numbers(0, 100)
-    assert taken == 100
+
+
+def test_a_stream_with_itself_has_each_message_as_often_as_it_is_named(
+    read, start, rows, publish, spark
+):
+    """`union` of one frame, and of two; a join by the offset. Each name is a subscriber."""
+    frame = read()
+    query = start(frame.union(frame).union(read()), "union")
+    joined = read().select("offset", "body").alias("a").join(
+        read().select("offset", "body").alias("b"), "offset"
+    )  # fmt: skip
+    other = start(joined.selectExpr("offset", "a.body", "b.body as other"), "join")
+    publish(_numbers(0, 200))
+    until(query, lambda: len(rows("union")) == 600, "the union has all")
+    until(other, lambda: len(rows("join")) == 200, "the join has all")
+    assert sorted(row.body for row in rows("union")) == sorted(3 * _numbers(0, 200))
+    assert [(row.body, row.other) for row in rows("join")] == [(n, n) for n in _numbers(0, 200)]
+
+
+def test_a_range_is_planned_twice_in_the_same_way(url, tmp_path, publish, eventually):
+    """Also in part; and nothing for nothing."""
+    options = {"url": url, "spoolDir": str(tmp_path), "minPartitions": "3"}
+    reader = FanoutDataSource(options).streamReader(SCHEMA)
+    try:
+        begin = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+        assert reader.partitions(reader.initialOffset(), begin) == []
+        publish(_numbers(0, 100))
+        ends = []
+        eventually(
+            lambda: (
+                ends.append(reader.latestOffset(begin, ReadAllAvailable()))
+                or ends[-1]["offset"] == 100
+            ),
+            "all is received",
+        )
+        middle = {**begin, "offset": 50}
+        for start, end in ((begin, ends[-1]), (begin, middle), (middle, ends[-1])):
+            planned = reader.partitions(start, end)
+            assert len(planned) == 3
+            assert reader.partitions(start, end) == planned
+            bodies = [
+                b for p in planned for rows in reader.read(p) for b in rows["body"].to_pylist()
+            ]
+            assert bodies == _numbers(start["offset"], end["offset"])
+        assert reader.partitions(middle, middle) == []
+        reader.commit(middle)
+        assert reader.partitions(middle, ends[-1]) == planned
+    finally:
+        reader.stop()
+
+
+def test_poison_reaches_parquet_with_the_reason_beside_it(read, start, rows, address, publish):
+    query = start(read())
+    for raw in POISON.values():
+        publish_raw(address, raw)
+    publish([b"x" * 16 * 2**20, b"after"], message_id="fine")
+    until(query, lambda: len(rows()) == len(POISON) + 2, "all is written")
+    found = dict(zip([*POISON, "large", "after"], rows(), strict=True))
+    assert found["large"].body == b"x" * 16 * 2**20
+    assert {row.body for name, row in found.items() if name in POISON} == {b"body"}
+    assert found["milliseconds in a header"].headers == {"t": "1700000000000"}
+    assert found["milliseconds as timestamp"].timestamp is None
+    assert "the unit is seconds" in found["milliseconds as timestamp"].decode_error
+    assert found["2,000 nested tables"].headers["n"].count("{") == 2000
+    assert found["broken UTF-8 as message id"].message_id == "\\xff\\xfe"
+    assert (found["after"].message_id, found["after"].decode_error) == ("fine", None)
 
 
 def test_progress_says_where_it_is_and_how_far_behind(read, start, publish, proxy, url):
