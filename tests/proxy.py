@@ -24,6 +24,7 @@ class Proxy:
         self._refusing = self._closed = False
         self._reset_next_after: int | None = None
         self._stalled: set[socket.socket] = set()
+        self.connections = 0  # how many there have been
         self._bytes_per_second = 0
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -77,6 +78,7 @@ class Proxy:
                 continue
             with self._lock:
                 self._open |= {client, server}
+                self.connections += 1
             self._connected(client, server)
             limit, self._reset_next_after = self._reset_next_after, None
             for ends in ((client, server, limit), (server, client, None)):

@@ -321,19 +321,11 @@ def test_a_broker_that_is_away_is_not_stormed(address, spool, eventually, publis
     assert spool.gap_count == 1
 
 
-class _Counted(Proxy):
-    connections = 0
-
-    def _connected(self, client, server):
-        self.connections += 1
-
-
-def test_a_login_that_is_refused_is_tried_once(address, spool):
-    with _Counted(address.host, address.port) as proxy:
-        stranger = dataclasses.replace(_through(proxy, address), password="s3cret")
-        with pytest.raises(BrokerRefused, match="refused the login"):
-            Receiver(stranger, spool).subscribe()
-        assert proxy.connections == 1
+def test_a_login_that_is_refused_is_tried_once(address, spool, proxy):
+    stranger = dataclasses.replace(_through(proxy, address), password="s3cret")
+    with pytest.raises(BrokerRefused, match="refused the login"):
+        Receiver(stranger, spool).subscribe()
+    assert proxy.connections == 1
 
 
 class _Cancelling(Proxy):
