@@ -3,10 +3,10 @@
 
 run.py --minutes 30 --seed 1
 
-Subscribers with a queue of each kind take turns. Each is a Spark application; a witness between it
-and the broker knows of each message whether it was acked. The table goes to docs/reliability.md,
-the figures behind it to docs/reliability.json. Ends with 1 when a message was lost or doubled, or
-a gap was not recorded, or recorded and did not happen.
+A subscriber with a queue of each kind, each a Spark application with a broker of its own, all at
+the same time. A witness between subscriber and broker knows of each message whether it was acked.
+The table goes to docs/reliability.md, the figures behind it to docs/reliability.json. Ends with 1
+when a message was lost or doubled, or a gap was not recorded, or recorded and did not happen.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -46,16 +47,24 @@ def main() -> int:
     parser.add_argument("--per-second", type=int, default=6000, help="messages (default: 6000)")
     given = parser.parse_args()
     print(f"seed {given.seed}, {given.minutes:g} minutes, {given.per_second:,} messages a second")
-    chance, began = random.Random(given.seed), time.monotonic()
-    running = brokers.start(RUN, url_variable="FANOUT_TEST_URL", reap=True)
+    began = time.monotonic()
     try:
-        lives = []
-        for number, kind in enumerate(KINDS, 1):
-            until = began + 60 * given.minutes * number / len(KINDS)
-            lives.append(_live(running, kind, chance, until, given.per_second))
-        rabbitmq = Management(running).get("overview")["rabbitmq_version"]
+        running = [brokers.start(RUN / kind, url_variable="", reap=True) for kind in KINDS]
+        rabbitmq = Management(running[0]).get("overview")["rabbitmq_version"]
+        with ThreadPoolExecutor(len(KINDS)) as threads:
+            lives = list(
+                threads.map(
+                    lambda broker, kind: _live(
+                        broker, kind, random.Random(f"{given.seed} {kind}"),
+                        began + 60 * given.minutes, given.per_second // len(KINDS),
+                    ),
+                    running, KINDS,
+                )
+            )  # fmt: skip
     finally:
-        brokers.stop(RUN)
+        for kind in KINDS:
+            brokers.stop(RUN / kind)
+    DOCS.mkdir(exist_ok=True)
     _report(lives, given.seed, rabbitmq, time.monotonic() - began)
     flaws = [flaw for life in lives for flaw in life.flaws]
     for flaw in flaws:
@@ -72,9 +81,7 @@ def _live(
     queue_type = None if kind == "exclusive" else kind
     with (
         own_vhost(running, management) as vhost,
-        tempfile.TemporaryDirectory(
-            prefix="faults-", dir=RUN, ignore_cleanup_errors=True
-        ) as folder,
+        tempfile.TemporaryDirectory(dir=RUN / kind, ignore_cleanup_errors=True) as folder,
         World(
             running, management, vhost, Path(folder), queue_type=queue_type, per_second=per_second
         ) as world,
@@ -147,9 +154,9 @@ _PAGE = """# Faults that were injected, and what became of the messages
 
 `make faults` for {minutes:.0f} minutes, seed {seed}; {where}.
 
-Subscribers on an exclusive, a classic and a quorum queue took turns, each a Spark application that
-writes Parquet, while messages were published at a steady rate. The witness between subscriber and
-broker counted what was acked.
+Three subscribers, on an exclusive, a classic and a quorum queue, each a Spark application that
+writes Parquet, with a broker of its own, all on one machine at the same time, while messages were
+published at a steady rate. The witness between subscriber and broker counted what was acked.
 
 - **lost**: acked, and not in Parquet. **doubled**: in Parquet more than once. Both by the number
   that each message carries, and shown at the last fault before it was published.
