@@ -85,7 +85,7 @@ bindings: broker ## Show the exchanges and who is subscribed
 .PHONY: unsubscribe
 unsubscribe: broker ## Remove the queue of a named subscription: make unsubscribe QUEUE=audit
 	@test -n "$$QUEUE" || { echo 'make unsubscribe needs a queue: make unsubscribe QUEUE=audit' >&2; exit 1; }
-	@$(PY) scripts/unsubscribe.py -- "$$QUEUE"
+	@$(PY) scripts/unsubscribe.py $(ARGS) -- "$$QUEUE"
 
 .PHONY: lint
 lint: $(READY) ## Check style (ruff) and types (mypy)

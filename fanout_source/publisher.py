@@ -8,6 +8,7 @@ which mostly come many at a time. Measured by `make bench-emit`.
 
 from __future__ import annotations
 
+import re
 import threading
 from types import TracebackType
 from typing import Any
@@ -28,7 +29,7 @@ from .connection import (
     open_connection,
 )
 from .errors import BrokerError, OptionError, PublishFailed
-from .topology import ensure_exchange
+from .topology import Topology
 
 MAX_UNCONFIRMED_MESSAGES = 20_000
 MAX_WAITING_BYTES = 4 * 1024 * 1024
@@ -67,6 +68,8 @@ class Publisher:
         self._confirm = confirm
         self._confirm_timeout_seconds = confirm_timeout_seconds
         self._method_frames: dict[str, bytes] = {}
+        # The least that it needs, where the exchange exists.
+        self._rights = ("^$", f"^({re.escape(exchange)})$", "^$")
 
         self._changed = threading.Condition()  # guards everything below
         self._outbox: list[bytes | memoryview] = []
@@ -86,9 +89,7 @@ class Publisher:
             heartbeat_seconds=heartbeat_seconds,
         )
         try:
-            ensure_exchange(
-                self._connection,
-                address,
+            Topology(self._connection, address, self._rights).ensure_exchange(
                 exchange,
                 exchange_type=exchange_type,
                 durable=exchange_durable,
@@ -274,7 +275,7 @@ class Publisher:
         try:
             self._write_until_closed()
         except Exception as error:
-            self._fail(explain(error, self._address, f"publishing to exchange {self._exchange!r}"))
+            self._fail(self._explained(error))
         finally:
             close_quietly(self._connection)
 
@@ -334,8 +335,12 @@ class Publisher:
     def _on_channel_closed(self, _channel: Any, reason: Exception) -> None:
         if self._closing:
             return
-        self._fail(explain(reason, self._address, f"publishing to exchange {self._exchange!r}"))
+        self._fail(self._explained(reason))
         self._wake()
+
+    def _explained(self, error: BaseException) -> BrokerError:
+        doing = f"publishing to exchange {self._exchange!r}"
+        return explain(error, self._address, doing, self._rights)
 
     def _fail(self, error: BrokerError) -> None:
         with self._changed:

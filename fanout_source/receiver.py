@@ -164,6 +164,7 @@ class Receiver:
             self._missed = "the subscriber was not running"
         self._settle_session(session)
         self._spool.was_subscribed = True
+        self._spool.touch()
         self._begin_session(session)
         for run in (self._receive, self._write):
             thread = threading.Thread(target=self._guarded, args=(run,), daemon=True)
@@ -411,19 +412,25 @@ class Receiver:
 
     def _open_session_when_free(self) -> Session:
         """The consumer of a predecessor that was killed may be there for a moment."""
-        deadline = time.monotonic() + _BUSY_SECONDS
+        deadline, is_said = time.monotonic() + _BUSY_SECONDS, False
         while True:
             try:
                 return self._open_session()
-            except QueueBusy:  # noqa: PERF203
+            except QueueBusy as error:  # noqa: PERF203
                 if time.monotonic() > deadline:
                     raise
+                if not is_said:
+                    _log.info("waiting for up to %g s: %s", _BUSY_SECONDS, error)
+                is_said = True
                 time.sleep(_LAST_RETRY_SECONDS / 4)
 
     def _miss(self, reason: str) -> None:
         """A named queue has not collected all."""
         # Kept: once all is made anew, nothing else shows it.
-        self._spool.remember({**self._spool.note, "missed": reason})
+        note = self._spool.note
+        since = note.get("missed_since", self._missed_since)  # by an earlier start
+        self._spool.remember({**note, "missed": reason, "missed_since": since})
+        self._missed_since = since
         if self._fail_on_gap:
             raise MessagesMissed(f"{reason}; failOnDataLoss=false records the gap and goes on")
         self._missed = reason

@@ -62,7 +62,7 @@ def publishable(schema: StructType, *, ignore_unknown: bool) -> dict[str, str]:
             f"there is no column {', '.join(unknown[:10])}{more} in a message "
             "(ignoreUnknownColumns=true leaves out what is unknown)"
         )
-    if not flaws and "body" not in chosen.values():
+    if "body" not in chosen.values() and not any("column body" in flaw for flaw in flaws):
         flaws.append("column body is missing")
     if flaws:
         known = ", ".join(f"{name} {kinds[0]}" for name, kinds in _PUBLISHABLE.items())

@@ -153,7 +153,7 @@ class _Delivery:
 
     def _persist(self, step: Callable[[], None]) -> None:
         """Do it, over as many connections as it takes, for as long as the options allow."""
-        pause_seconds = _FIRST_RETRY_SECONDS
+        pause_seconds, said = _FIRST_RETRY_SECONDS, ""
         while True:
             try:
                 return step()
@@ -165,7 +165,9 @@ class _Delivery:
                 is_over = now + pause_seconds > self._deadline
                 if is_over or not isinstance(cause, self._passing_errors):
                     raise
-                _log.warning("%s; trying again", error)
+                if str(cause) != said:
+                    said = str(cause)
+                    _log.warning("%s; trying again", error)
             time.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, _LAST_RETRY_SECONDS)
             self._forget_confirmed()

@@ -40,7 +40,7 @@ def _json_object(value: str) -> dict[str, Any]:
     except ValueError:
         read = None
     if not isinstance(read, dict):
-        raise OptionError('must be a JSON object, such as {"x-message-ttl": 60000}')
+        raise OptionError('must be a JSON object, such as {"x-match": "any", "severity": "error"}')
     for key, content in read.items():
         require_name("argument", key)
         _require_sendable(content)

@@ -34,6 +34,7 @@ from .worker import log_to_spark, plainly
 _WAIT_SECONDS = 0.25  # idle, Spark asks again at once: a hundred times a second
 _BUSY_SECONDS = 10.0  # the planner of a query that was stopped or killed ends by then
 _PARTITION_BYTES = 16 * 1024**2
+_RECENT_SECONDS = 3600.0
 
 _log = logging.getLogger(__name__)
 
@@ -249,11 +250,12 @@ def _left_with_another_checkpoint(options: SourceOptions) -> Gap | None:
     wanted = options.addresses, options.subscription
     ours = [spool for spool in unowned if is_of(spool.note, *wanted)]
     if not ours:
-        _log.info(
-            "%d spools in %s hold messages of queries that do not run, such as %s (last used %s): "
-            "they are delivered when those start again with their checkpoints",
-            len(unowned), options.spool_location, latest.path, _time(latest.last_active),
-        )  # fmt: skip
+        if time.time() - latest.last_active < _RECENT_SECONDS:
+            _log.info(
+                "the spool %s has messages of a query that ended at %s: one that starts with its "
+                "checkpoint gets those that were not delivered, this one does not",
+                latest.path, _time(latest.last_active),
+            )  # fmt: skip
         return None
     reason = (
         f"queue {options.queue!r} was read with another checkpoint, and what was received for that "

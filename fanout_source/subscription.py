@@ -27,18 +27,7 @@ from .connection import (
     open_connection,
 )
 from .errors import BrokerError, ConnectionLost
-from .topology import (
-    NOT_FOUND,
-    ensure_exchange,
-    ensure_queue,
-    has_exchange,
-    is_marker_whole,
-    look_for_queue,
-    make_marker,
-    marker_of,
-    own_queue,
-    owner_of,
-)
+from .topology import NOT_FOUND, Topology, marker_of, owner_of
 
 _RECEIVE_BYTES = 256 * 1024
 _GATHER_SECONDS = 0.002
@@ -157,16 +146,13 @@ class Session:
         )
         try:
             self._impl: Any = self._connection._impl
-            if subscription.queue is not None and subscription.declare == "auto":
-                own_queue(self._connection, address, subscription.queue)
+            self._topology = Topology(self._connection, address, subscription.rights)
             gone = None if marked is None else self._find_gone(marked)
             if gone is not None:
                 missed(gone)
                 marked = None
             for exchange in subscription.exchanges:
-                ensure_exchange(
-                    self._connection,
-                    address,
+                self._topology.ensure_exchange(
                     exchange,
                     exchange_type=subscription.exchange_type,
                     durable=subscription.exchange_durable,
@@ -264,10 +250,10 @@ class Session:
         wanted = self._subscription
         if wanted.queue is None or wanted.declare != "auto":
             return None
-        if look_for_queue(self._connection, self.address, wanted.queue) is None:
+        if self._topology.look_for_queue(wanted.queue) is None:
             return f"queue {wanted.queue!r} was deleted, with what it held"
         for exchange in wanted.exchanges:
-            if exchange in marked and not has_exchange(self._connection, self.address, exchange):
+            if exchange in marked and not self._topology.has_exchange(exchange):
                 return self._without(exchange, "is gone")
         return None
 
@@ -287,7 +273,7 @@ class Session:
         whole = {}
         for exchange in wanted.exchanges:
             if marker := marked.get(exchange):
-                if is_marker_whole(self._connection, self.address, marker):
+                if self._topology.is_marker_whole(marker):
                     whole[exchange] = marker
                 else:
                     missed(self._without(exchange, "was gone for a time"))
@@ -296,9 +282,7 @@ class Session:
         made = dict.fromkeys(wanted.exchanges, "")
         for number, exchange in enumerate(mortal):
             marker = marker_of(wanted.queue, number)
-            if whole.get(exchange) == marker or make_marker(
-                self._connection, self.address, marker, exchange
-            ):
+            if whole.get(exchange) == marker or self._topology.make_marker(marker, exchange):
                 made[exchange] = marker
         return made
 
@@ -310,13 +294,12 @@ class Session:
                 queue: str = setup.queue_declare("", exclusive=True).method.queue
                 setup.close()
                 return queue
-        self.backlog = ensure_queue(
-            self._connection,
-            self.address,
-            wanted.queue,
-            may_create=wanted.declare == "auto",
-            arguments=wanted.all_queue_arguments,
+        may_create = wanted.declare == "auto"
+        self.backlog = self._topology.ensure_queue(
+            wanted.queue, may_create=may_create, arguments=wanted.all_queue_arguments
         )
+        if may_create:
+            self._topology.own_queue(wanted.queue)
         return wanted.queue
 
     def _open_channel(self) -> Any:

@@ -12,8 +12,8 @@ import pika
 from pika.exceptions import ChannelClosedByBroker
 
 from .address import BrokerAddress
-from .connection import explain, explained, is_absence
-from .errors import BrokerRefused, OptionError, QueueBusy
+from .connection import ANY_RIGHTS, Rights, explain, explained, is_absence
+from .errors import BrokerError, BrokerRefused, OptionError, QueueBusy
 
 NOT_FOUND, ACCESS_REFUSED, PRECONDITION_FAILED, RESOURCE_LOCKED = 404, 403, 406, 405
 _OF_A_MARKER: dict[str, Any] = {"durable": True, "auto_delete": True, "internal": True}
@@ -22,194 +22,237 @@ DECLARE_MODES = ("auto", "passive", "none")
 _log = logging.getLogger(__name__)
 
 
-def ensure_exchange(
-    connection: pika.BlockingConnection,
-    address: BrokerAddress,
-    name: str,
-    *,
-    exchange_type: str = "fanout",
-    durable: bool = False,
-    declare: str = "auto",
-) -> None:
-    """See to it that the exchange exists with this type; create it when absent (`auto`).
+class Topology:
+    """Declares over a connection, and looks. Every question has a channel of its own, which a
+    refusal ends."""
 
-    An exchange that is there with the right type is taken as it is, durable or not, so that
-    programs which declare it differently work side by side, whoever starts first. That is what
-    a passive declaration would give; declaring actively first also finds an exchange of another
-    type, of which a passive one says nothing, and leaves no error in the broker's log when all
-    is well. An account without the right to configure gets the passive declaration.
-    """
-    require_exchange_name(name)
-    if declare == "none":
-        return
-    if declare == "auto":
-        refused = _refusal(
-            connection,
-            address,
-            f"declaring exchange {name!r}",
-            lambda channel: channel.exchange_declare(name, exchange_type, durable=durable),
+    def __init__(
+        self,
+        connection: pika.BlockingConnection,
+        address: BrokerAddress,
+        rights: Rights = ANY_RIGHTS,
+    ) -> None:
+        """`rights` are those that would be enough for all that is asked for."""
+        self._connection, self._address, self._rights = connection, address, rights
+
+    def ensure_exchange(
+        self,
+        name: str,
+        *,
+        exchange_type: str = "fanout",
+        durable: bool = False,
+        declare: str = "auto",
+    ) -> None:
+        """See to it that the exchange exists with this type; create it when absent (`auto`).
+
+        An exchange that is there with the right type is taken as it is, durable or not, so that
+        programs which declare it differently work side by side, whoever starts first. That is
+        what a passive declaration would give; declaring actively first also finds an exchange of
+        another type, of which a passive one says nothing, and leaves no error in the broker's log
+        when all is well. An account without the right to configure gets the passive declaration.
+        """
+        require_exchange_name(name)
+        if declare == "none":
+            return
+        if declare == "auto":
+            doing = f"declaring exchange {name!r}"
+            try:
+                refused = self._refusal(
+                    doing,
+                    lambda channel: channel.exchange_declare(name, exchange_type, durable=durable),
+                )
+            except BrokerRefused as error:
+                if "unknown exchange type" in str(error):
+                    raise OptionError(
+                        f"the broker at {self._address} knows no exchangeType {exchange_type!r}: "
+                        "check how it is written, or enable its plugin there"
+                    ) from error
+                raise
+            if refused is None:
+                return
+            if refused.reply_code == PRECONDITION_FAILED:
+                self._accept_or_refuse_other_settings(refused, name, exchange_type)
+                return
+            if refused.reply_code != ACCESS_REFUSED:
+                raise self._explained(refused, doing) from refused
+        self._require_exchange(name, may_create=declare == "auto")
+
+    def ensure_queue(
+        self, name: str, *, may_create: bool = True, arguments: Mapping[str, Any] | None = None
+    ) -> int:
+        """See to it that the durable queue exists and has no consumer; how many messages it
+        holds."""
+        doing = f"declaring queue {name!r}"
+        found = self.look_for_queue(name)
+        if found is None:
+            if not may_create:
+                raise BrokerRefused(
+                    f"there is no queue {name!r} on the broker at {self._address}: have it created "
+                    "(only declare=auto creates it)"
+                )
+        elif found.consumer_count:
+            raise self._busy(name)
+        if may_create:
+            declared = dict(arguments or {})
+            refused = self._refusal(
+                doing, lambda c: c.queue_declare(name, durable=True, arguments=declared)
+            )
+            if refused is not None:
+                self._accept_or_refuse_queue(refused, name, doing, is_there=found is not None)
+        return found.message_count if found else 0
+
+    def own_queue(self, name: str) -> None:
+        """Keep everyone else who asks for the queue away, for as long as this connection lasts.
+
+        That of its consumer does not do: a quorum queue has no exclusive consumers, and a
+        subscriber whose spool is full has none at all.
+        """
+        owner = owner_of(name)
+        refused = self._refusal(
+            f"declaring queue {owner!r}", lambda c: c.queue_declare(owner, exclusive=True)
         )
         if refused is None:
             return
-        if refused.reply_code == PRECONDITION_FAILED:
-            _accept_or_refuse_other_settings(refused, address, name, exchange_type)
-            return
-        if refused.reply_code != ACCESS_REFUSED:
-            raise explain(refused, address, f"declaring exchange {name!r}") from refused
-    _require_exchange(connection, address, name, may_create=declare == "auto")
-
-
-def ensure_queue(
-    connection: pika.BlockingConnection,
-    address: BrokerAddress,
-    name: str,
-    *,
-    may_create: bool = True,
-    arguments: Mapping[str, Any] | None = None,
-) -> int:
-    """See to it that the durable queue exists and has no consumer; how many messages it holds."""
-    doing = f"declaring queue {name!r}"
-    found = look_for_queue(connection, address, name)
-    if found is None:
-        if not may_create:
-            raise BrokerRefused(
-                f"there is no queue {name!r} on the broker at {address}: have it created "
-                "(only declare=auto creates it)"
-            )
-    elif found.consumer_count:
-        raise _busy(name, address)
-    if may_create:
-        with explained(address, doing):
-            channel = connection.channel()
-            try:
-                channel.queue_declare(name, durable=True, arguments=dict(arguments or {}))
-                channel.close()
-            except ChannelClosedByBroker as error:
-                if "invalid arg" in error.reply_text:
-                    raise BrokerRefused(
-                        f"{doing} on the broker at {address}: {error.reply_text}: check "
-                        "queueArguments"
-                    ) from error
-                if error.reply_code == PRECONDITION_FAILED:
-                    raise BrokerRefused(
-                        f"queue {name!r} on the broker at {address} was made differently "
-                        f"({_difference(error)}): ask for the same, or choose another queue"
-                    ) from error
-                if error.reply_code != ACCESS_REFUSED or found is None:
-                    raise
-    return found.message_count if found else 0
-
-
-def own_queue(connection: pika.BlockingConnection, address: BrokerAddress, name: str) -> None:
-    """Keep everyone else who asks for the queue away, for as long as this connection lasts.
-
-    That of its consumer does not do: a quorum queue has no exclusive consumers, and a subscriber
-    whose spool is full has none at all.
-    """
-    owner = owner_of(name)
-    refused = _refusal(
-        connection,
-        address,
-        f"declaring queue {owner!r}",
-        lambda channel: channel.queue_declare(owner, exclusive=True),
-    )
-    if refused is None:
-        return
-    if refused.reply_code == RESOURCE_LOCKED:
-        raise _busy(name, address)
-    _log.warning(
-        "whether another query reads from queue %r will not be known: %s", name, refused.reply_text
-    )
-
-
-def owner_of(queue: str) -> str:
-    return f"{queue}.owner"
-
-
-def _busy(name: str, address: BrokerAddress) -> QueueBusy:
-    return QueueBusy(
-        f"queue {name!r} on the broker at {address} has a consumer already, and belongs to one "
-        "query: stop that one, or choose another queue"
-    )
-
-
-def look_for_queue(
-    connection: pika.BlockingConnection, address: BrokerAddress, name: str
-) -> Any | None:
-    """What the broker says of it; None when there is none."""
-    doing = f"looking for queue {name!r}"
-    found = _look(connection, address, doing, lambda c: c.queue_declare(name, passive=True))
-    return None if found is None else found.method
-
-
-def has_exchange(connection: pika.BlockingConnection, address: BrokerAddress, name: str) -> bool:
-    doing = f"looking for exchange {name!r}"
-    found = _look(connection, address, doing, lambda c: c.exchange_declare(name, passive=True))
-    return found is not None
-
-
-def _look(
-    connection: pika.BlockingConnection,
-    address: BrokerAddress,
-    doing: str,
-    ask: Callable[[Any], Any],
-) -> Any | None:
-    """The answer; None when there is no such thing."""
-    answer, refused = _ask(connection, address, doing, ask)
-    if refused is not None and not is_absence(refused):
-        raise explain(refused, address, doing) from refused
-    return answer
-
-
-def make_marker(
-    connection: pika.BlockingConnection, address: BrokerAddress, marker: str, exchange: str
-) -> bool:
-    """Make an exchange that tells later whether `exchange` has been there all the time: nothing
-    else tells the owner of a queue that its binding was gone for a while.
-
-    It is bound to `exchange`, publishes nothing, and goes by itself when that binding goes. False
-    when the account may not make it, or somebody else's exchange has that name.
-    """
-    doing = f"making exchange {marker!r}"
-
-    def make(channel: Any) -> None:
-        _delete_marker(channel, marker)  # with whatever it was bound to
-        channel.exchange_declare(marker, "fanout", **_OF_A_MARKER)
-        channel.exchange_bind(exchange, marker)
-
-    refused = _refusal(connection, address, doing, make)
-    if refused is not None:
+        if refused.reply_code == RESOURCE_LOCKED:
+            raise self._busy(name)
         _log.warning(
-            "whether exchange %r is ever gone for a time, and the binding to it, will not be "
-            "known: %s",
-            exchange,
+            "whether another query reads from queue %r will not be known: %s",
+            name,
             refused.reply_text,
         )
-    return refused is None
 
+    def look_for_queue(self, name: str) -> Any | None:
+        """What the broker says of it; None when there is none."""
+        doing = f"looking for queue {name!r}"
+        found = self._look(doing, lambda c: c.queue_declare(name, passive=True))
+        return None if found is None else found.method
 
-def is_marker_whole(
-    connection: pika.BlockingConnection, address: BrokerAddress, marker: str
-) -> bool:
-    """Whether the exchange that it was made for has been there since then.
+    def has_exchange(self, name: str) -> bool:
+        doing = f"looking for exchange {name!r}"
+        return self._look(doing, lambda c: c.exchange_declare(name, passive=True)) is not None
 
-    The marker has gone with its binding when that exchange was deleted. A restart of the broker
-    takes a transient exchange and leaves the marker, without its binding, and so unused. True when
-    the account may not find out.
-    """
-    doing = f"looking at exchange {marker!r}"
-    return None is not _refusal(
-        connection, address, doing, lambda c: c.exchange_delete(marker, if_unused=True)
-    )
+    def make_marker(self, marker: str, exchange: str) -> bool:
+        """Make an exchange that tells later whether `exchange` has been there all the time:
+        nothing else tells the owner of a queue that its binding was gone for a while.
 
+        It is bound to `exchange`, publishes nothing, and goes by itself when that binding goes.
+        False when the account may not make it, or somebody else's exchange has that name.
+        """
 
-def remove_markers(connection: pika.BlockingConnection, address: BrokerAddress, queue: str) -> None:
-    """Those of a queue that is not wanted any more, and nobody else's."""
-    number = 0
-    while has_exchange(connection, address, marker := marker_of(queue, number)):
-        delete = functools.partial(_delete_marker, marker=marker)
-        _refusal(connection, address, f"removing exchange {marker!r}", delete)
-        number += 1
+        def make(channel: Any) -> None:
+            _delete_marker(channel, marker)  # with whatever it was bound to
+            channel.exchange_declare(marker, "fanout", **_OF_A_MARKER)
+            channel.exchange_bind(exchange, marker)
+
+        refused = self._refusal(f"making exchange {marker!r}", make)
+        if refused is not None:
+            _log.warning(
+                "whether exchange %r is ever gone for a time, and the binding to it, will not be "
+                "known: %s",
+                exchange,
+                refused.reply_text,
+            )
+        return refused is None
+
+    def is_marker_whole(self, marker: str) -> bool:
+        """Whether the exchange that it was made for has been there since then.
+
+        The marker has gone with its binding when that exchange was deleted. A restart of the
+        broker takes a transient exchange and leaves the marker, without its binding, and so
+        unused. True when the account may not find out.
+        """
+        doing = f"looking at exchange {marker!r}"
+        return None is not self._refusal(doing, lambda c: c.exchange_delete(marker, if_unused=True))
+
+    def remove_markers(self, queue: str) -> None:
+        """Those of a queue that is not wanted any more, and nobody else's."""
+        number = 0
+        while self.has_exchange(marker := marker_of(queue, number)):
+            delete = functools.partial(_delete_marker, marker=marker)
+            self._refusal(f"removing exchange {marker!r}", delete)
+            number += 1
+
+    def _look(self, doing: str, ask: Callable[[Any], Any]) -> Any | None:
+        """The answer; None when there is no such thing."""
+        answer, refused = self._ask(doing, ask)
+        if refused is not None and not is_absence(refused):
+            raise self._explained(refused, doing) from refused
+        return answer
+
+    def _refusal(self, doing: str, ask: Callable[[Any], Any]) -> ChannelClosedByBroker | None:
+        """What the broker says against it; None when it was done."""
+        return self._ask(doing, ask)[1]
+
+    def _ask(
+        self, doing: str, ask: Callable[[Any], Any]
+    ) -> tuple[Any | None, ChannelClosedByBroker | None]:
+        with explained(self._address, doing, self._rights):
+            channel = self._connection.channel()
+            try:
+                answer = ask(channel)
+            except ChannelClosedByBroker as refused:
+                return None, refused
+            channel.close()
+            return answer, None
+
+    def _explained(self, refused: ChannelClosedByBroker, doing: str) -> BrokerError:
+        return explain(refused, self._address, doing, self._rights)
+
+    def _busy(self, name: str) -> QueueBusy:
+        return QueueBusy(
+            f"queue {name!r} on the broker at {self._address} has a consumer already, and belongs "
+            "to one query: stop that one, or choose another queue"
+        )
+
+    def _accept_or_refuse_queue(
+        self, refused: ChannelClosedByBroker, name: str, doing: str, *, is_there: bool
+    ) -> None:
+        if "invalid arg" in refused.reply_text:
+            raise BrokerRefused(
+                f"{doing} on the broker at {self._address}: {refused.reply_text}: check "
+                "queueArguments"
+            ) from refused
+        if refused.reply_code == PRECONDITION_FAILED:
+            raise BrokerRefused(
+                f"queue {name!r} on the broker at {self._address} was made differently "
+                f"({_difference(refused)}): ask for the same, or choose another queue"
+            ) from refused
+        if refused.reply_code != ACCESS_REFUSED or not is_there:
+            raise self._explained(refused, doing) from refused
+
+    def _accept_or_refuse_other_settings(
+        self, refused: ChannelClosedByBroker, name: str, exchange_type: str
+    ) -> None:
+        # RabbitMQ compares the type before everything else: any other difference means that the
+        # type is right.
+        found = re.search(r"inequivalent arg '(\w+)'.*current is '?([^']+)'?", refused.reply_text)
+        if found and found[1] != "type":
+            return
+        actual = found[2] if found else refused.reply_text
+        raise BrokerRefused(
+            f"exchange {name!r} on the broker at {self._address} is of type {actual!r}, "
+            f"not {exchange_type!r}: choose another exchange, or say that type"
+        ) from refused
+
+    def _require_exchange(self, name: str, *, may_create: bool) -> None:
+        if self.has_exchange(name):
+            return
+        if name.startswith("amq."):
+            raise BrokerRefused(
+                f"the broker at {self._address} has no exchange {name!r}, and names that begin "
+                "with 'amq.' are its own: choose another name"
+            )
+        grant = (
+            ", or let this account create it: "
+            f"rabbitmqctl set_permissions -p '{self._address.vhost}' "
+            f"'{self._address.username}' '{re.escape(name)}' '.*' '.*'"
+            if may_create
+            else " (declare=passive never creates it)"
+        )
+        raise BrokerRefused(
+            f"there is no exchange {name!r} on the broker at {self._address}: have it created"
+            f"{grant}"
+        )
 
 
 def _delete_marker(channel: Any, marker: str) -> None:
@@ -222,31 +265,8 @@ def marker_of(queue: str, number: int = 0) -> str:
     return f"{queue}.bound" + (f".{number + 1}" if number else "")
 
 
-def _refusal(
-    connection: pika.BlockingConnection,
-    address: BrokerAddress,
-    doing: str,
-    ask: Callable[[Any], Any],
-) -> ChannelClosedByBroker | None:
-    """What the broker says against it; None when it was done."""
-    return _ask(connection, address, doing, ask)[1]
-
-
-def _ask(
-    connection: pika.BlockingConnection,
-    address: BrokerAddress,
-    doing: str,
-    ask: Callable[[Any], Any],
-) -> tuple[Any | None, ChannelClosedByBroker | None]:
-    """The answer, or the refusal, on a channel of its own, which a refusal ends."""
-    with explained(address, doing):
-        channel = connection.channel()
-        try:
-            answer = ask(channel)
-        except ChannelClosedByBroker as refused:
-            return None, refused
-        channel.close()
-        return answer, None
+def owner_of(queue: str) -> str:
+    return f"{queue}.owner"
 
 
 def _difference(error: ChannelClosedByBroker) -> str:
@@ -276,40 +296,3 @@ def require_name(what: str, name: str) -> None:
         raise OptionError(f"the {what}'s name {name!r} has a line break, which the broker drops")
     if size > 255:
         raise OptionError(f"the {what}'s name has {size} bytes; AMQP allows 255")
-
-
-def _accept_or_refuse_other_settings(
-    error: ChannelClosedByBroker, address: BrokerAddress, name: str, exchange_type: str
-) -> None:
-    # RabbitMQ compares the type before everything else: any other difference means that the
-    # type is right.
-    found = re.search(r"inequivalent arg '(\w+)'.*current is '?([^']+)'?", error.reply_text)
-    if found and found[1] != "type":
-        return
-    actual = found[2] if found else error.reply_text
-    raise BrokerRefused(
-        f"exchange {name!r} on the broker at {address} is of type {actual!r}, "
-        f"not {exchange_type!r}: choose another exchange, or say that type"
-    ) from error
-
-
-def _require_exchange(
-    connection: pika.BlockingConnection, address: BrokerAddress, name: str, *, may_create: bool
-) -> None:
-    if has_exchange(connection, address, name):
-        return
-    if name.startswith("amq."):
-        raise BrokerRefused(
-            f"the broker at {address} has no exchange {name!r}, and names that begin with "
-            "'amq.' are its own: choose another name"
-        )
-    grant = (
-        ", or let this account create it: "
-        f"rabbitmqctl set_permissions -p '{address.vhost}' "
-        f"'{address.username}' '{re.escape(name)}' '.*' '.*'"
-        if may_create
-        else " (declare=passive never creates it)"
-    )
-    raise BrokerRefused(
-        f"there is no exchange {name!r} on the broker at {address}: have it created{grant}"
-    )

@@ -12,7 +12,7 @@ import sys
 import broker
 from fanout_source.address import BrokerAddress
 from fanout_source.connection import explained, open_connection
-from fanout_source.topology import look_for_queue, remove_markers, require_name
+from fanout_source.topology import Topology, require_name
 from machine import SetupError
 from program import run
 
@@ -22,7 +22,8 @@ def main() -> int:
     require_name("queue", given.queue)
     address = BrokerAddress.parse(given.url or broker.current_url())
     with open_connection(address) as connection:
-        found = look_for_queue(connection, address, given.queue)
+        topology = Topology(connection, address)
+        found = topology.look_for_queue(given.queue)
         if found is None:
             raise SetupError(f"there is no queue {given.queue!r} on the broker at {address}")
         if found.consumer_count:
@@ -33,14 +34,17 @@ def main() -> int:
             return 1
         with explained(address, f"deleting queue {given.queue!r}"):
             connection.channel().queue_delete(given.queue)
-        remove_markers(connection, address, given.queue)
+        topology.remove_markers(given.queue)
     print(f"queue {given.queue!r} is gone, with {held:,} messages")
     return 0
 
 
 def _is_confirmed(queue: str, held: int) -> bool:
     if sys.stdin is None or not sys.stdin.isatty():
-        raise SetupError(f"queue {queue!r} holds {held:,} messages: --yes removes them too")
+        raise SetupError(
+            f"queue {queue!r} holds {held:,} messages: --yes removes them too "
+            f"(make unsubscribe QUEUE={queue} ARGS=--yes)"
+        )
     answer = input(f"queue {queue!r} holds {held:,} messages, remove them too? [y/N] ")
     return answer.strip().lower() in ("y", "yes")
 

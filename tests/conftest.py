@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,13 +37,28 @@ SCRIPTS = PROJECT / "scripts"
 @pytest.fixture(scope="session")
 def broker() -> Iterator[brokers.Broker]:
     """`FANOUT_TEST_URL`, or a broker that lives as long as the run. None to be had ends the run."""
-    run_dir = brokers.RUN / "test"
-    try:
-        running = brokers.start(run_dir, url_variable="FANOUT_TEST_URL", reap=True)
-    except (SetupError, FanoutError) as error:
-        pytest.exit(f"the tests need a broker: {error}", returncode=1)
-    yield running
-    brokers.stop(run_dir)
+    with _free_folder() as run_dir:
+        try:
+            running = brokers.start(run_dir, url_variable="FANOUT_TEST_URL", reap=True)
+        except (SetupError, FanoutError) as error:
+            pytest.exit(f"the tests need a broker: {error}", returncode=1)
+        yield running
+        brokers.stop(run_dir)
+
+
+@contextlib.contextmanager
+def _free_folder() -> Iterator[Path]:
+    """One that no other run of the tests uses; what a killed run has left there is taken up."""
+    for number in itertools.count(1):
+        folder = brokers.RUN / f"test-{number}"
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / "in-use.lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            yield folder
+            return
 
 
 @pytest.fixture(scope="session")

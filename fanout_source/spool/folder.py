@@ -89,7 +89,13 @@ class Folder(ABC):
 
     @abstractmethod
     def claim(self, busy_timeout_seconds: float = 0.0) -> None:
-        """Own it from now on, or raise `SpoolBusy`."""
+        """Own it from now on, or raise `SpoolBusy`. That is no sign of life yet."""
+
+    def last_active(self) -> float:
+        """When an owner has last left a sign of life, in seconds since 1970."""
+        return max(
+            (f.mtime.timestamp() for f in self.files() if f.base_name != _OWNER), default=0.0
+        )
 
     @abstractmethod
     def release(self) -> None:
@@ -167,8 +173,10 @@ class LocalFolder(Folder):
             if os.fstat(lock).st_nlink == 0:  # removed as a leftover just before we had it
                 os.close(lock)
                 raise FileNotFoundError
+            last = os.fstat(lock)
             os.ftruncate(lock, 0)
             os.pwrite(lock, _whoami().encode(), 0)
+            os.utime(lock, ns=(last.st_atime_ns, last.st_mtime_ns))
         self._lock = lock
         _claimed.add(self)
 

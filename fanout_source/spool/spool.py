@@ -127,9 +127,7 @@ class Spool:
                 )
             return cls._make_anew(location, spool_id, needed or (0, 0), gone)
         spool.was_subscribed = True
-        # Going by what was written last, before we write that we are the owner now.
-        times = [file.mtime.timestamp() for file in spool._folder.files()]
-        spool.last_active = max(times, default=0.0)
+        spool.last_active = spool._folder.last_active()
         spool._folder.claim(busy_timeout_seconds)
         try:
             spool._recover(accept_loss)
@@ -425,8 +423,7 @@ def find_unowned(location: str) -> list[Unowned]:
         except SpoolError:
             continue
         if state is not None and any(Segment.parse(file.base_name) for file in files):
-            last_active = max(file.mtime.timestamp() for file in files)
-            found.append(Unowned(folder.path, last_active, state.note))
+            found.append(Unowned(folder.path, folder.last_active(), state.note))
     return found
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from fanout_source import message
 from fanout_source.connection import open_connection
-from fanout_source.errors import BrokerRefused
+from fanout_source.errors import BrokerRefused, OptionError
 from fanout_source.receiver import Receiver
 from fanout_source.source_options import SourceOptions
 from fanout_source.spool import read_slice
@@ -118,7 +118,7 @@ def test_an_exchange_of_a_plugin(receive, send):
 
 
 def test_a_type_that_the_broker_does_not_know_is_refused(receive):
-    with pytest.raises(BrokerRefused, match="unknown exchange type 'x-no-such'"):
+    with pytest.raises(OptionError, match="knows no exchangeType 'x-no-such'"):
         receive(lambda: 0, exchange="x", exchangeType="x-no-such")
 
 

@@ -9,10 +9,7 @@ from pika import frame, spec
 
 from fanout_source import failpoints, subscription
 from fanout_source.connection import open_connection
-from fanout_source.errors import (
-    BrokerRefused,
-    SpoolError,
-)
+from fanout_source.errors import BrokerRefused, BrokerUnreachable, SpoolError
 from fanout_source.publisher import Publisher
 from fanout_source.receiver import Receiver
 from fanout_source.spool import Spool
@@ -100,6 +97,23 @@ def test_a_restart_is_a_recorded_gap(address, publish, tmp_path):
         assert (gap.offset, gap.reason) == (1, "the subscriber was not running")
         assert gap.since <= gap.until
         assert bodies_of(spool) == [b"0", b"1"]
+
+
+def test_starts_that_fail_do_not_shorten_the_gap(address, spool, publish):
+    with Receiver(address, spool) as receiver:
+        publish([b"0"])
+        wait_for(receiver, 1)
+    ended = time.time()
+    nowhere = dataclasses.replace(address, port=1)
+    for _ in range(2):
+        spool.close()
+        spool = Spool.open(spool.location, spool.id)
+        with pytest.raises(BrokerUnreachable):
+            Receiver(nowhere, spool).subscribe()
+    with Receiver(address, spool):
+        [gap] = spool.latest_gaps
+    assert gap.since <= ended <= gap.until
+    spool.close()
 
 
 def test_a_refusal_after_an_interruption_ends_the_receiver(
