@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import datasource_internal
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -34,6 +35,7 @@ from .worker import log_to_spark, plainly
 _WAIT_SECONDS = 0.25  # idle, Spark asks again at once: a hundred times a second
 _BUSY_SECONDS = 10.0  # the planner of a query that was stopped or killed ends by then
 _PARTITION_BYTES = 16 * 1024**2
+_FEW_ROWS, _FEW_BYTES = 1000, 1024**2  # that Spark gets with the plan
 _RECENT_SECONDS = 3600.0
 
 _log = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ class FanoutStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._subscriber: _Subscriber | None = None
+        self._rows: list[pa.RecordBatch] = []  # on their way to Spark
         self._available_now = False
         self._frozen_end: int | None = None
         self._planned_end = 0
@@ -110,7 +113,14 @@ class FanoutStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             slices = spool.slices(begin.offset, finish.offset)
             sizes = [spool.size_of(piece) for piece in slices]
             parts = partition(slices, sizes, _PARTITION_BYTES, self._options.min_partitions)
-            return [SpoolPartition(spool.location, spool.id, part) for part in parts]
+            planned: list[InputPartition] = [
+                SpoolPartition(spool.location, spool.id, part) for part in parts
+            ]
+            is_small = finish.offset - begin.offset <= _FEW_ROWS and sum(sizes) <= _FEW_BYTES
+            if is_small and len(planned) == 1 and _SPARK_TAKES_ROWS:
+                self._rows = list(self.read(planned[0]))
+                self.__class__ = _WithRows
+            return planned
 
     def commit(self, end: dict[str, Any]) -> None:
         with plainly():
@@ -168,6 +178,27 @@ class FanoutStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return end
         sizes = [subscriber.spool.size_of(piece) for piece in slices]
         return limit_end(slices, sizes, options.max_rows, options.max_bytes)
+
+
+class _WithRows(FanoutStreamReader):
+    """What a reader is from the planning of a small batch until Spark has its rows.
+
+    Spark takes rows together with a plan, and then needs no Python worker for them, which would
+    take longer than all else that a small batch needs. But it asks for them only what it knows as
+    the wrapper of a simple reader, and such a one can neither limit its batches nor report how far
+    behind it is. The partition stays good: who has lost the rows reads it.
+    """
+
+    def getCache(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+        self.__class__ = FanoutStreamReader  # type: ignore[assignment]
+        rows, self._rows = self._rows, []
+        return iter(rows)
+
+
+_wrapper: Any = getattr(datasource_internal, "_SimpleStreamReaderWrapper", None)
+_SPARK_TAKES_ROWS = hasattr(_wrapper, "getCache")  # it is no part of what Spark promises to keep
+if _SPARK_TAKES_ROWS:
+    _wrapper.register(_WithRows)
 
 
 class _Subscriber:

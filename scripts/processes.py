@@ -29,9 +29,9 @@ def planners(pid: int) -> list[int]:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """How much CPU these processes have used so far; those that have ended do not count."""
+    """How much CPU these processes have used so far, with their children that have ended."""
     ticks = 0
     for pid in pids:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as stat:
-            ticks += sum(map(int, stat.read().rpartition(")")[2].split()[11:13]))
+            ticks += sum(map(int, stat.read().rpartition(")")[2].split()[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")

@@ -26,6 +26,10 @@ class Fault:
     inject: Inject
     interrupts: bool  # whether the subscription ends with it, and is made anew
     weight: float = 1  # how often, compared with others
+    of_tasks: bool = False  # whether it happens to tasks that read
+
+    def can_happen(self, world: World) -> bool:
+        return world.reads_in_tasks or not self.of_tasks
 
     def happen(self, world: World, chance: random.Random) -> float:
         """Inject it; the seconds until what is published then is received and acked."""
@@ -39,9 +43,11 @@ class Fault:
 FAULTS: list[Fault] = []
 
 
-def fault(*, interrupts: bool = True, weight: float = 1) -> Callable[[Inject], Fault]:
+def fault(
+    *, interrupts: bool = True, weight: float = 1, of_tasks: bool = False
+) -> Callable[[Inject], Fault]:
     def add(inject: Inject) -> Fault:
-        FAULTS.append(Fault(inject.__name__, inject, interrupts, weight))
+        FAULTS.append(Fault(inject.__name__, inject, interrupts, weight, of_tasks))
         return FAULTS[-1]
 
     return add
@@ -152,7 +158,7 @@ def python_worker_killed(world: World, chance: random.Random) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-@fault(interrupts=False, weight=2)
+@fault(interrupts=False, weight=2, of_tasks=True)
 def worker_killed_in_the_middle_of_a_read(world: World, chance: random.Random) -> None:
     """Of a task that has more to read; it is done again."""
     log, crashed = world.folder / "application.log", "Python worker exited unexpectedly"

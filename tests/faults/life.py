@@ -1,14 +1,9 @@
-"""What happened to a subscriber, whether all is as promised, and under which circumstances."""
+"""What happened to a subscriber, and whether all is as promised."""
 
 from __future__ import annotations
 
-import os
-import platform
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from accounting import Account
 
@@ -71,17 +66,3 @@ def attribute(account: Account, happenings: list[Happening], end: int) -> None:
             numbers = getattr(account, what)
             count = sum(happening.start <= number < happening.end for number in numbers)
             setattr(happening, what, count)
-
-
-def circumstances(rabbitmq: str) -> dict[str, Any]:
-    """When, on what, and with which versions."""
-    versions = {name: version(name) for name in ("pyspark", "pika", "pyarrow")}
-    versions |= {"python": platform.python_version(), "rabbitmq": rabbitmq}
-    date = datetime.now(timezone.utc).strftime("%Y-%m-%d")
-    return {"date": date, "cores": os.cpu_count(), "versions": versions}
-
-
-def described(rabbitmq: str) -> str:
-    found = circumstances(rabbitmq)
-    versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
-    return f"{found['date']}, {found['cores']} cores, {versions}"

@@ -27,10 +27,11 @@ PROJECT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(PROJECT / "scripts"), str(PROJECT / "tests"), str(Path(__file__).parent)]
 
 from injections import FAULTS, Fault  # noqa: E402
-from life import DOCS, Happening, Life, attribute, circumstances, described  # noqa: E402
+from life import DOCS, Happening, Life, attribute  # noqa: E402
 from world import Stuck, World, own_vhost  # noqa: E402
 
 import broker as brokers  # noqa: E402
+from circumstances import circumstances, described  # noqa: E402
 from management import Management  # noqa: E402
 from program import run  # noqa: E402
 
@@ -86,9 +87,10 @@ def _live(
             running, management, vhost, Path(folder), queue_type=queue_type, per_second=per_second
         ) as world,
     ):
-        weights = [fault.weight for fault in FAULTS]
+        faults = [fault for fault in FAULTS if fault.can_happen(world)]
+        weights = [fault.weight for fault in faults]
         while time.monotonic() < until and stuck is None:
-            [fault] = chance.choices(FAULTS, weights)
+            [fault] = chance.choices(faults, weights)
             stuck = _happen(world, fault, kind, chance, happenings)
         account = world.settle()
         attribute(account, happenings, world.emitter.next_number)

@@ -39,11 +39,12 @@ import matplotlib as mpl  # noqa: E402
 mpl.use("Agg")
 
 from injections import FAULTS, Fault  # noqa: E402
-from life import DOCS, Happening, Life, attribute, circumstances, described  # noqa: E402
+from life import DOCS, Happening, Life, attribute  # noqa: E402
 from matplotlib import pyplot  # noqa: E402
 from world import Emitter, Stuck, World, own_vhost  # noqa: E402
 
 import broker as brokers  # noqa: E402
+from circumstances import circumstances, described  # noqa: E402
 from management import Management  # noqa: E402
 from processes import descendants  # noqa: E402
 from program import run  # noqa: E402
@@ -223,7 +224,8 @@ def _live(
         time.sleep(given.pause_seconds - watcher.seconds % given.pause_seconds)
         [fault] = chance.choices(FAULTS, [fault.weight for fault in FAULTS])
         ends_processes = fault.name in OF_PROCESSES or "_at_" in fault.name
-        chosen = worlds[-1] if ends_processes else chance.choice(worlds)
+        others = [world for world in worlds if fault.can_happen(world)]
+        chosen = worlds[-1] if ends_processes else chance.choice(others)
         faults.append((watcher.seconds / 60, fault.name))
         stuck = _happen(fault, chosen, worlds, chance, happenings)
     accounts = [world.settle() for world in worlds]

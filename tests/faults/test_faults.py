@@ -18,7 +18,7 @@ def world(request, broker, management, tmp_path_factory):
     folder = tmp_path_factory.mktemp("faults")
     with (
         own_vhost(broker, management) as vhost,
-        World(broker, management, vhost, folder, queue_type=queue_type) as world,
+        World(broker, management, vhost, folder, queue_type=queue_type, minPartitions=2) as world,
     ):
         yield world
 

@@ -74,6 +74,9 @@ class World:
         if queue_type is not None:
             self._options |= {"queue": self.queue, "queueType": queue_type}
             self._options |= {"exchangeDurable": "true"}
+            self._options.setdefault("minPartitions", 2)
+        # Other small batches Spark gets with their plan.
+        self.reads_in_tasks = "minPartitions" in self._options
         self._gaps: dict[int, str] = {}
         self.emitter = emitter or Emitter(broker, vhost, per_second, durable=queue_type is not None)
         self.application: subprocess.Popen[bytes] | None = None

@@ -6,6 +6,7 @@ import time
 from urllib.parse import urlsplit
 
 import pytest
+from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
@@ -158,6 +159,47 @@ def test_a_stream_with_itself_has_each_message_as_often_as_it_is_named(
     until(other, lambda: len(rows("join")) == 200, "the join has all")
     assert sorted(row.body for row in rows("union")) == sorted(3 * _numbers(0, 200))
     assert [(row.body, row.other) for row in rows("join")] == [(n, n) for n in _numbers(0, 200)]
+
+
+def test_a_small_batch_has_its_rows_with_its_plan_and_others_have_not(
+    url, tmp_path, publish, eventually
+):
+    """What Spark looks at, and in which order, to take rows without a Python worker."""
+    reader = FanoutDataSource({"url": url, "spoolDir": str(tmp_path)}).streamReader(SCHEMA)
+    try:
+        begin = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+        assert reader.partitions(reader.initialOffset(), begin) == []
+        publish(_numbers(0, 1500))
+        eventually(
+            lambda: reader.latestOffset(begin, ReadAllAvailable())["offset"] == 1500,
+            "all is received",
+        )
+
+        def plan(start, end):
+            return reader.partitions({**begin, "offset": start}, {**begin, "offset": end})
+
+        assert len(plan(0, 1500)) == 1
+        assert not isinstance(reader, _SimpleStreamReaderWrapper)
+        [planned] = plan(0, 500)
+        assert isinstance(reader, _SimpleStreamReaderWrapper)
+        rows = list(reader.getCache({**begin, "offset": 0}, {**begin, "offset": 500}))
+        assert rows == list(reader.read(planned))
+        assert [body for batch in rows for body in batch["body"].to_pylist()] == _numbers(0, 500)
+        assert not isinstance(reader, _SimpleStreamReaderWrapper)
+        assert reader.reportLatestOffset()["offset"] == 1500
+    finally:
+        reader.stop()
+
+
+def test_rows_are_the_same_with_the_plan_and_from_tasks(read, start, rows, publish, address):
+    small, divided = start(read(), "small"), start(read(minPartitions=2), "divided")
+    for raw in POISON.values():
+        publish_raw(address, raw)
+    publish([b"x" * 1000, b"", b"after"], headers={"host": "web-1", "n": 5}, timestamp=1)
+    for query, name in ((small, "small"), (divided, "divided")):
+        until(query, lambda name=name: len(rows(name)) == len(POISON) + 3, f"all of {name}")
+    others = [{**row.asDict(), "received_at": None} for row in rows("divided")]
+    assert [{**row.asDict(), "received_at": None} for row in rows("small")] == others
 
 
 def test_a_range_is_planned_twice_in_the_same_way(url, tmp_path, publish, eventually):

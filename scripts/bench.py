@@ -1,0 +1,236 @@
+#!/usr/bin/env python3
+"""What a subscriber costs, the whole way: this source beside what one would use instead of it.
+
+All sides take the same messages from the same broker, in turn, several rounds; each is a process
+tree of its own (`bench_contender`), which stands still while it is not its turn and while a backlog
+is made for it. Ratios are of each round, and then the median. Results go to docs/benchmarks.md,
+with a picture, and to docs/benchmarks.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import bench_report
+import broker
+from bench_arrow import ArrowFiles
+from bench_latency import Latencies, measure_latency
+from bench_messages import CHUNK, Load
+from bench_side import Drained, Side
+from fanout_source.connection import open_connection
+from fanout_source.publisher import Publisher
+from management import Management
+from program import run
+from progress import Progress
+
+ACKED = 4 * CHUNK  # what the bare sides ack at a time; every count is a multiple
+BARE = ("socket", "pika", "tutorial", "pika_to_parquet", "naive")
+FLOORS = ("socket", "pika", "receiver", "parquet")
+WARMED_UP = ("naive", "parquet", "noop", "console", "arrow_to_parquet")  # a JVM is faster later
+SIDES = (*BARE, "receiver", "parquet", "noop", "console", "arrow_to_parquet")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of everything."""
+
+    messages: int  # a round
+    rounds: int
+    warm_up_rounds: int
+    backlogs: Sequence[int]
+    subscribers: Sequence[int]
+    latency_rates: Sequence[int]
+    latency_seconds: float
+    idle_seconds: float
+
+
+FULL = Plan(48 * ACKED, 3, 2, [12 * ACKED, 123 * ACKED], [1, 2, 4, 8], [10, 1_000, 10_000], 20, 10)
+QUICK = Plan(12 * ACKED, 1, 1, [12 * ACKED], [1, 2], [10], 5, 3)
+
+
+class Stage:
+    """A side with an exchange of its own, and what fills its queue."""
+
+    def __init__(
+        self, running: broker.Broker, kind: str, folder: Path, *, size: int = 200,
+        queue: str = "", **options: Any,
+    ) -> None:  # fmt: skip
+        """With `queue`, a durable one of that name; otherwise one that is gone with its reader."""
+        self.kind, self._address = kind, running.address
+        self.exchange = f"bench-{kind}-{uuid4().hex[:8]}"
+        self._queue = queue or (self.exchange if kind in BARE else "")
+        self._stack = ExitStack()
+        try:
+            publisher = self._stack.enter_context(Publisher(self._address, self.exchange))
+            self._stack.callback(self._remove)
+            if kind in BARE:
+                self._make_queue(durable=bool(queue))
+            self._load: Load | ArrowFiles = Load(publisher, self.exchange, size)
+            if kind == "arrow_to_parquet":
+                self._load = ArrowFiles(folder / self.exchange / "arrow", size)
+            given = {"queue": self._queue} if self._queue else {}
+            self.side = self._stack.enter_context(
+                Side(kind, running.url, folder / self.exchange, exchange=self.exchange,
+                     size=size, **given, **options)
+            )  # fmt: skip
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def drain(self, messages: int, **options: Any) -> Drained:
+        return self.side.drain(self._load.publish, messages, **options)
+
+    def _make_queue(self, *, durable: bool) -> None:
+        with open_connection(self._address) as connection:
+            channel = connection.channel()
+            channel.queue_declare(self._queue, durable=durable)
+            channel.queue_bind(self._queue, self.exchange)
+
+    def _remove(self) -> None:
+        with open_connection(self._address) as connection:
+            channel = connection.channel()
+            channel.exchange_delete(self.exchange)
+            if self._queue:
+                channel.queue_delete(self._queue)
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
+class Bench:
+    def __init__(
+        self, running: broker.Broker, plan: Plan, folder: Path, progress: Progress
+    ) -> None:
+        self._broker, self._plan, self._folder, self._progress = running, plan, folder, progress
+        self._steps = 0
+
+    def run(self) -> dict[str, Any]:
+        return {
+            "full_load": {
+                "200": self._full_load(SIDES, 200),
+                "2000": self._full_load(FLOORS, 2000),
+                "20": self._full_load(FLOORS, 20),
+            },
+            "backlogs": {str(size): self._backlog(size) for size in self._plan.backlogs},
+            "subscribers": {str(count): self._several(count) for count in self._plan.subscribers},
+            "latency": self._latency(),
+        }
+
+    def _full_load(self, kinds: Sequence[str], size: int) -> dict[str, Any]:
+        """Each side drains the same backlog, round by round."""
+        with ExitStack() as stack:
+            stages = [stack.enter_context(self._stage(kind, size=size)) for kind in kinds]
+            return self._rounds(stages, self._plan.messages)
+
+    def _backlog(self, messages: int) -> dict[str, Any]:
+        """From named, durable queues: ours and the discarding socket."""
+        name = uuid4().hex[:8]
+        with (
+            self._stage("socket", queue=f"bench-socket-{name}") as socket,
+            self._stage("parquet", queue=f"bench-parquet-{name}") as ours,
+        ):
+            return self._rounds([socket, ours], messages)
+
+    def _rounds(self, stages: Sequence[Stage], messages: int) -> dict[str, Any]:
+        drained: dict[str, list[Drained]] = {stage.kind: [] for stage in stages}
+        for stage in stages:
+            stage.side.pause()
+        for number in range(self._plan.warm_up_rounds + self._plan.rounds):
+            is_counted = number >= self._plan.warm_up_rounds
+            for turn in range(len(stages)):
+                stage = stages[(turn + number) % len(stages)]
+                if is_counted or stage.kind in WARMED_UP:
+                    found = stage.drain(messages)
+                    if is_counted:
+                        drained[stage.kind].append(found)
+                self._step()
+        return {kind: [asdict(each) for each in rounds] for kind, rounds in drained.items()}
+
+    def _several(self, count: int) -> dict[str, Any]:
+        """Queries side by side in one session: each gets all messages."""
+        with self._stage("subscribers", count=count) as stage:
+            idle = stage.side.idle_share(self._plan.idle_seconds)
+            memory = stage.side.memory_mib()
+            for _ in range(self._plan.warm_up_rounds):
+                stage.drain(self._plan.messages, times=count)
+            drained = [
+                stage.drain(self._plan.messages, times=count) for _ in range(self._plan.rounds)
+            ]
+            self._step()
+            return {
+                "rounds": [asdict(each) for each in drained],
+                "idle_share": idle,
+                "memory_mib": memory,
+                "memory_after_load_mib": stage.side.memory_mib(),
+                "start_seconds": stage.side.start_seconds,
+            }
+
+    def _latency(self) -> dict[str, Any]:
+        with self._stage("rate") as stage:
+            stage.side.wait_for(60)
+            trigger_ms = statistics.median(stage.side.trigger_ms[-30:])
+            self._step()
+        found: dict[str, Latencies] = {}
+        with self._stage("parquet") as stage:
+            stage.drain(self._plan.messages)  # warms up
+            for rate in self._plan.latency_rates:
+                found[str(rate)] = measure_latency(
+                    self._broker.address, stage.exchange, stage.side, rate,
+                    self._plan.latency_seconds,
+                )  # fmt: skip
+                self._step()
+        return {
+            "rate_micro_batch_trigger_ms": trigger_ms,
+            "publish_to_committed_ms": {rate: each.percentiles() for rate, each in found.items()},
+        }
+
+    def _stage(self, kind: str, **options: Any) -> Stage:
+        return Stage(self._broker, kind, self._folder, **options)
+
+    def _step(self) -> None:
+        self._steps += 1
+        self._progress.update(self._steps)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="a minute; leaves docs/ as it is")
+    quick = parser.parse_args().quick
+    plan = QUICK if quick else FULL
+    running = broker.start()
+    folder = Path(tempfile.mkdtemp(prefix="bench-", dir=broker.RUN))
+    began = time.monotonic()
+    try:
+        with Progress("steps", _steps(plan)) as progress:
+            found = Bench(running, plan, folder, progress).run()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    found |= {"minutes": round((time.monotonic() - began) / 60, 1), "quick": quick}
+    bench_report.show(found)
+    if not quick:
+        bench_report.write(found, Management(running).get("overview")["rabbitmq_version"])
+
+
+def _steps(plan: Plan) -> int:
+    sides = len(SIDES) + 2 * len(FLOORS) + 2 * len(plan.backlogs)
+    others = len(plan.subscribers) + 1 + len(plan.latency_rates)
+    return sides * (plan.warm_up_rounds + plan.rounds) + others
+
+
+if __name__ == "__main__":
+    run("bench", main)
