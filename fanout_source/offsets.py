@@ -39,7 +39,17 @@ class Offset:
         )
 
 
+_POURING_PER_SECOND = 15_000
+_GATHER_SECONDS, _GATHER_ROWS = 1.0, 200_000
+
 ORIGIN = Offset(None, 0)  # before the subscription; names no spool, so that any start may say it
+
+
+def may_grow(rows: int, seconds: float) -> bool:
+    """Whether a batch that has gathered so many messages, so long after the last one, waits for
+    more: only while they pour in, and then not for long."""
+    is_pouring = rows >= _POURING_PER_SECOND * seconds
+    return is_pouring and rows < _GATHER_ROWS and seconds < _GATHER_SECONDS
 
 
 def limit_end(

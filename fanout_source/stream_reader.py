@@ -24,7 +24,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from .errors import SpoolDamaged
-from .offsets import ORIGIN, Offset, limit_end, partition
+from .offsets import ORIGIN, Offset, limit_end, may_grow, partition
 from .partition_reader import PartitionReader, SpoolPartition
 from .receiver import Receiver, is_of
 from .schema import require_columns
@@ -33,6 +33,7 @@ from .spool import Gap, Spool, find_unowned, remove_leftovers
 from .worker import log_to_spark, plainly
 
 _WAIT_SECONDS = 0.25  # idle, Spark asks again at once: a hundred times a second
+_GATHER_STEP_SECONDS = 0.05
 _BUSY_SECONDS = 10.0  # the planner of a query that was stopped or killed ends by then
 _PARTITION_BYTES = 16 * 1024**2
 _FEW_ROWS, _FEW_BYTES = 1000, 1024**2  # that Spark gets with the plan
@@ -89,7 +90,9 @@ class FanoutStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if begin.spool is None:
                 return Offset(spool_id, 0).to_json()
             end = self._available_end(subscriber, begin.offset)
-            if not isinstance(limit, ReadAllAvailable):
+            if isinstance(limit, ReadAllAvailable):
+                end = self._gather(subscriber.receiver, begin.offset, end)
+            else:
                 end = self._limit(subscriber, begin.offset, end)
             if end > begin.offset:
                 self._last_batch = time.monotonic()
@@ -151,9 +154,9 @@ class FanoutStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return subscriber
 
     def _available_end(self, subscriber: _Subscriber, start: int) -> int:
-        if not self._available_now:
-            return subscriber.receiver.wait_for_more(start, _WAIT_SECONDS)
         receiver = subscriber.receiver
+        if not self._available_now:
+            return receiver.wait_for_more(start, _WAIT_SECONDS)
         while self._frozen_end is None:
             is_drained = self._options.queue is None or receiver.is_drained()
             end = receiver.wait_for_more(start, 0.0 if is_drained else _WAIT_SECONDS)
@@ -162,6 +165,16 @@ class FanoutStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             elif end > start:
                 return end
         return max(start, self._frozen_end)
+
+    def _gather(self, receiver: Receiver, start: int, end: int) -> int:
+        """While messages pour in, let a batch grow: it costs Spark the same, however large."""
+        first = end
+        while self._frozen_end is None and may_grow(
+            end - start, time.monotonic() - self._last_batch
+        ):
+            time.sleep(_GATHER_STEP_SECONDS)
+            end = receiver.status().next_offset
+        return first if end == first else receiver.wait_for_more(start)
 
     def _limit(self, subscriber: _Subscriber, start: int, end: int) -> int:
         options = self._options

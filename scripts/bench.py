@@ -35,7 +35,8 @@ from progress import Progress
 
 ACKED = 4 * CHUNK  # what the bare sides ack at a time; every count is a multiple
 BARE = ("socket", "pika", "tutorial", "pika_to_parquet", "naive")
-FLOORS = ("socket", "pika", "receiver", "parquet")
+SIZES = (200, 2000, 20)
+FLOORS = ("pika", "receiver", "parquet")  # for the other sizes
 WARMED_UP = ("naive", "parquet", "noop", "console", "arrow_to_parquet")  # a JVM is faster later
 SIDES = (*BARE, "receiver", "parquet", "noop", "console", "arrow_to_parquet")
 
@@ -68,24 +69,30 @@ class Stage:
         """With `queue`, a durable one of that name; otherwise one that is gone with its reader."""
         self.kind, self._address = kind, running.address
         self.exchange = f"bench-{kind}-{uuid4().hex[:8]}"
+        self._folder = folder / self.exchange
         self._queue = queue or (self.exchange if kind in BARE else "")
         self._stack = ExitStack()
         try:
-            publisher = self._stack.enter_context(Publisher(self._address, self.exchange))
+            self._publisher = self._stack.enter_context(Publisher(self._address, self.exchange))
             self._stack.callback(self._remove)
             if kind in BARE:
                 self._make_queue(durable=bool(queue))
-            self._load: Load | ArrowFiles = Load(publisher, self.exchange, size)
-            if kind == "arrow_to_parquet":
-                self._load = ArrowFiles(folder / self.exchange / "arrow", size)
+            self.send(size)
             given = {"queue": self._queue} if self._queue else {}
             self.side = self._stack.enter_context(
-                Side(kind, running.url, folder / self.exchange, exchange=self.exchange,
-                     size=size, **given, **options)
+                Side(kind, running.url, self._folder, exchange=self.exchange, size=size,
+                     **given, **options)
             )  # fmt: skip
         except BaseException:
             self._stack.close()
             raise
+
+    def send(self, size: int) -> None:
+        """Messages of this size from now on."""
+        if self.kind == "arrow_to_parquet":
+            self._load: Load | ArrowFiles = ArrowFiles(self._folder / "arrow", size)
+        else:
+            self._load = Load(self._publisher, self.exchange, size)
 
     def drain(self, messages: int, **options: Any) -> Drained:
         return self.side.drain(self._load.publish, messages, **options)
@@ -119,45 +126,60 @@ class Bench:
 
     def run(self) -> dict[str, Any]:
         return {
-            "full_load": {
-                "200": self._full_load(SIDES, 200),
-                "2000": self._full_load(FLOORS, 2000),
-                "20": self._full_load(FLOORS, 20),
-            },
-            "backlogs": {str(size): self._backlog(size) for size in self._plan.backlogs},
+            "full_load": self._full_load(),
+            "backlogs": self._backlogs(),
             "subscribers": {str(count): self._several(count) for count in self._plan.subscribers},
             "latency": self._latency(),
         }
 
-    def _full_load(self, kinds: Sequence[str], size: int) -> dict[str, Any]:
-        """Each side drains the same backlog, round by round."""
+    def _full_load(self) -> dict[str, Any]:
+        """By size: each side drains the same backlog, round by round."""
+        found = {}
         with ExitStack() as stack:
-            stages = [stack.enter_context(self._stage(kind, size=size)) for kind in kinds]
-            return self._rounds(stages, self._plan.messages)
+            stages = [stack.enter_context(self._stage(kind)) for kind in SIDES if kind != "socket"]
+            self._warm_up(stages)
+            for size in SIZES:
+                some = [stage for stage in stages if size == SIZES[0] or stage.kind in FLOORS]
+                for stage in some if size != SIZES[0] else ():
+                    stage.send(size)
+                with self._stage("socket", size=size) as socket:
+                    found[str(size)] = self._rounds([socket, *some], self._plan.messages)
+        return found
 
-    def _backlog(self, messages: int) -> dict[str, Any]:
+    def _backlogs(self) -> dict[str, Any]:
         """From named, durable queues: ours and the discarding socket."""
         name = uuid4().hex[:8]
         with (
             self._stage("socket", queue=f"bench-socket-{name}") as socket,
             self._stage("parquet", queue=f"bench-parquet-{name}") as ours,
         ):
-            return self._rounds([socket, ours], messages)
+            self._warm_up([ours])
+            return {str(size): self._rounds([socket, ours], size) for size in self._plan.backlogs}
+
+    def _warm_up(self, stages: Sequence[Stage]) -> None:
+        """A JVM is faster later."""
+        for stage in stages:
+            stage.side.pause()
+        for stage in stages:
+            for _ in range(self._plan.warm_up_rounds if stage.kind in WARMED_UP else 0):
+                self._drain(stage, self._plan.messages)
 
     def _rounds(self, stages: Sequence[Stage], messages: int) -> dict[str, Any]:
         drained: dict[str, list[Drained]] = {stage.kind: [] for stage in stages}
-        for stage in stages:
-            stage.side.pause()
-        for number in range(self._plan.warm_up_rounds + self._plan.rounds):
-            is_counted = number >= self._plan.warm_up_rounds
+        for number in range(self._plan.rounds):
             for turn in range(len(stages)):
                 stage = stages[(turn + number) % len(stages)]
-                if is_counted or stage.kind in WARMED_UP:
-                    found = stage.drain(messages)
-                    if is_counted:
-                        drained[stage.kind].append(found)
-                self._step()
+                drained[stage.kind].append(self._drain(stage, messages))
         return {kind: [asdict(each) for each in rounds] for kind, rounds in drained.items()}
+
+    def _drain(self, stage: Stage, messages: int, times: int = 1) -> Drained:
+        found = stage.drain(messages, times=times)
+        self._step(
+            f"{stage.kind:16} {found.messages:9,} in {found.seconds:6.2f} s "
+            f"{found.per_second:9,.0f} /s {found.cpu_us:6.2f} µs CPU each, "
+            f"{found.peak_mib:6,.0f} MiB"
+        )
+        return found
 
     def _several(self, count: int) -> dict[str, Any]:
         """Queries side by side in one session: each gets all messages."""
@@ -165,11 +187,10 @@ class Bench:
             idle = stage.side.idle_share(self._plan.idle_seconds)
             memory = stage.side.memory_mib()
             for _ in range(self._plan.warm_up_rounds):
-                stage.drain(self._plan.messages, times=count)
+                self._drain(stage, self._plan.messages, count)
             drained = [
-                stage.drain(self._plan.messages, times=count) for _ in range(self._plan.rounds)
+                self._drain(stage, self._plan.messages, count) for _ in range(self._plan.rounds)
             ]
-            self._step()
             return {
                 "rounds": [asdict(each) for each in drained],
                 "idle_share": idle,
@@ -182,16 +203,17 @@ class Bench:
         with self._stage("rate") as stage:
             stage.side.wait_for(60)
             trigger_ms = statistics.median(stage.side.trigger_ms[-30:])
-            self._step()
+            self._step(f"rate-micro-batch {trigger_ms:.0f} ms a trigger")
         found: dict[str, Latencies] = {}
         with self._stage("parquet") as stage:
-            stage.drain(self._plan.messages)  # warms up
+            self._warm_up([stage])
+            stage.side.resume()
             for rate in self._plan.latency_rates:
                 found[str(rate)] = measure_latency(
                     self._broker.address, stage.exchange, stage.side, rate,
                     self._plan.latency_seconds,
                 )  # fmt: skip
-                self._step()
+                self._step(f"{rate:,} a second: {found[str(rate)].percentiles()} ms")
         return {
             "rate_micro_batch_trigger_ms": trigger_ms,
             "publish_to_committed_ms": {rate: each.percentiles() for rate, each in found.items()},
@@ -200,8 +222,9 @@ class Bench:
     def _stage(self, kind: str, **options: Any) -> Stage:
         return Stage(self._broker, kind, self._folder, **options)
 
-    def _step(self) -> None:
+    def _step(self, line: str) -> None:
         self._steps += 1
+        self._progress.say(line)
         self._progress.update(self._steps)
 
 
@@ -227,9 +250,10 @@ def main() -> None:
 
 
 def _steps(plan: Plan) -> int:
-    sides = len(SIDES) + 2 * len(FLOORS) + 2 * len(plan.backlogs)
-    others = len(plan.subscribers) + 1 + len(plan.latency_rates)
-    return sides * (plan.warm_up_rounds + plan.rounds) + others
+    sides = len(SIDES) + (len(SIZES) - 1) * len(FLOORS) + 2 * len(plan.backlogs)
+    several, others = len(plan.subscribers), 1 + len(plan.latency_rates)
+    warm_up = plan.warm_up_rounds * (len(WARMED_UP) + several + 2)
+    return (sides + several) * plan.rounds + warm_up + others
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pika import frame, spec
 
-from bench_messages import CONSUMER_TAG, ends_on_the_wire
+from bench_messages import CHUNK, CONSUMER_TAG, ends_on_the_wire
 from fanout_source.address import BrokerAddress
 from fanout_source.connection import open_connection
 from fanout_source.receiver import PREFETCH_COUNT, Receiver
@@ -31,6 +31,7 @@ from fanout_source.subscription import Subscription
 
 ACK_EVERY = 4096
 _RECEIVE_BYTES = 256 * 1024
+_LOOK_SECONDS = 0.1
 _HEARTBEAT_SECONDS = 600  # nobody runs while a backlog is made
 
 
@@ -41,15 +42,18 @@ class Side:
         self.url, self.folder, self.options = url, folder, options
         self.queue = options.get("queue", "")
         self._answers = os.fdopen(os.dup(1), "w", buffering=1)
-        self._done, self._lock = 0, threading.Lock()
+        self._done = 0
 
     def say(self, **figures: Any) -> None:
         self._answers.write(json.dumps(figures) + "\n")
 
-    def add(self, done: int, **figures: Any) -> None:
-        with self._lock:
-            self._done += done
-            self.say(done=self._done, **figures)
+    def add(self, done: int) -> None:
+        self.tell(self._done + done)
+
+    def tell(self, done: int, **figures: Any) -> None:
+        """How many messages it is done with by now."""
+        self._done = done
+        self.say(done=done, **figures)
 
     def connect(self) -> Any:
         """A channel, as a bare pika program makes it."""
@@ -65,17 +69,15 @@ class Side:
 
 def socket(side: Side) -> None:
     """Reads and discards, and acks by the number of bytes: what the broker can give at all."""
+    ends = ends_on_the_wire(int(side.options["size"]), side.options["exchange"], ACK_EVERY)
     channel = side.connect()
-    ends = ends_on_the_wire(int(side.options["size"]), side.options["exchange"])
     raw = channel.connection._impl._transport._sock
     raw.setblocking(True)
     consume = spec.Basic.Consume(queue=side.queue, consumer_tag=CONSUMER_TAG)
     raw.sendall(frame.Method(channel.channel_number, consume).marshal())
     got = -len(frame.Method(1, spec.Basic.ConsumeOk(CONSUMER_TAG)).marshal())
-    buffer, acked, end = bytearray(_RECEIVE_BYTES), 0, 0
-    while True:
-        for _ in range(ACK_EVERY):
-            end = next(ends)
+    buffer, acked = bytearray(_RECEIVE_BYTES), 0
+    for end in ends:
         while got < end:
             got += raw.recv_into(buffer)
         acked += ACK_EVERY
@@ -150,7 +152,10 @@ def receiver(side: Side) -> None:
     """Ours, without Spark: into the spool, synced, acked."""
     subscription = Subscription((side.options["exchange"],), queue=side.queue or None)
     address = BrokerAddress.parse(side.url)
-    with Spool.create(str(side.folder)) as spool, Receiver(address, spool, subscription) as ours:
+    with (
+        Spool.create(str(side.folder)) as spool,
+        Receiver(address, spool, subscription, heartbeat_seconds=_HEARTBEAT_SECONDS) as ours,
+    ):
         side.say(ready=True)
         done = 0
         while True:
@@ -168,22 +173,6 @@ def receiver(side: Side) -> None:
 
 def spark_session(side: Side) -> Any:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.listener import StreamingQueryListener
-
-    class Listener(StreamingQueryListener):
-        def onQueryStarted(self, event: Any) -> None:
-            pass
-
-        def onQueryProgress(self, event: Any) -> None:
-            progress = event.progress
-            side.add(progress.numInputRows, ms=progress.durationMs.get("triggerExecution"))
-
-        def onQueryIdle(self, event: Any) -> None:
-            pass
-
-        def onQueryTerminated(self, event: Any) -> None:
-            if event.exception:
-                sys.exit(event.exception)
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     here = str(Path(__file__).resolve().parent)
@@ -197,9 +186,7 @@ def spark_session(side: Side) -> Any:
         "spark.network.timeout": f"{_HEARTBEAT_SECONDS}s",  # it stands still, now and then
         "spark.storage.blockManagerSlaveTimeoutMs": f"{_HEARTBEAT_SECONDS}s",
     }
-    session = SparkSession.builder.master("local[*]").config(map=settings).getOrCreate()
-    session.streams.addListener(Listener())
-    return session
+    return SparkSession.builder.master("local[*]").config(map=settings).getOrCreate()
 
 
 def _ours(side: Side, spark: Any, number: int = 0) -> Any:
@@ -217,18 +204,38 @@ def _to_parquet(side: Side, rows: Any, number: int = 0) -> Any:
 
 
 def _run(side: Side, *writers: Any) -> None:
-    """Start, one after the other, and wait until each is subscribed."""
+    """Start, one after the other, each when the one before is subscribed; then look on, at next to
+    no cost: a listener in Python would have its share of every trigger."""
+    queries = []
     for writer in writers:
         began = time.monotonic()
-        query = writer.start()
-        while query.lastProgress is None:
-            if query.exception():
-                raise query.exception()
+        queries.append(writer.start())
+        while _progress(queries[-1]) is None:
             time.sleep(0.01)
         side.say(started=time.monotonic() - began)
     side.say(ready=True)
-    sys.stdin.read()
-    os._exit(0)  # nobody waits for the end of a session
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    done = 0
+    while True:
+        found = [_progress(query) for query in queries]
+        before, done = done, sum(_position(each["sources"][0]["endOffset"]) for each in found)
+        if done != before:
+            side.tell(done, ms=found[0]["durationMs"]["triggerExecution"])
+        time.sleep(_LOOK_SECONDS)
+
+
+def _progress(query: Any) -> dict[str, Any] | None:
+    if query.exception():
+        raise query.exception()
+    progress = query.lastProgress
+    return progress and json.loads(progress.json)
+
+
+def _position(offset: Any) -> int:
+    """How many messages are before it."""
+    if isinstance(offset, dict):
+        return offset["files"] * CHUNK if "files" in offset else offset["offset"]
+    return int(offset or 0)
 
 
 def parquet(side: Side) -> None:
@@ -265,7 +272,7 @@ def naive(side: Side) -> None:
     spark = spark_session(side)
     spark.dataSource.register(NaiveSource)
     rows = spark.readStream.format("naive").options(
-        address=side.url, queue=side.queue, prefetch=PREFETCH_COUNT
+        address=side.url, queue=side.queue, prefetch=PREFETCH_COUNT, heartbeat=_HEARTBEAT_SECONDS
     )
     _run(side, _to_parquet(side, rows.load()))
 

@@ -23,6 +23,8 @@ def messages(size: int) -> list[Message]:
     """Log records in JSON with bodies of `size` bytes (cut off, where those are too few), with the
     headers and properties of the emitter."""
     made = list(sample_logs(DISTINCT, size=size, seed=1))
+    for number, (_, properties) in enumerate(made):
+        properties.message_id = f"{number:032d}"  # as long in every process
     return [Message(body if len(body) == size else body[:size], rest) for body, rest in made]
 
 
@@ -60,19 +62,15 @@ class Load:
         self._publisher.flush()
 
 
-def ends_on_the_wire(size: int, exchange: str) -> Iterator[int]:
-    """Where in the stream of bytes each of the messages ends that somebody consumes."""
-
-    def sizes() -> Iterator[int]:
-        deliver = spec.Basic.Deliver(CONSUMER_TAG, 1, False, exchange, "")
-        method = len(frame.Method(1, deliver).marshal())
-        once = [
-            method
-            + len(frame.Header(1, len(body), properties).marshal())
-            + len(frame.Body(1, body).marshal())
-            for body, properties in messages(size)
-        ]
-        while True:
-            yield from once
-
-    return itertools.accumulate(sizes())
+def ends_on_the_wire(size: int, exchange: str, every: int) -> Iterator[int]:
+    """Where in the stream of bytes each so-manieth of the messages ends that somebody consumes."""
+    deliver = spec.Basic.Deliver(CONSUMER_TAG, 1, False, exchange, "")
+    method = len(frame.Method(1, deliver).marshal())
+    sizes = [
+        method
+        + len(frame.Header(1, len(body), properties).marshal())
+        + len(frame.Body(1, body).marshal())
+        for body, properties in messages(size)
+    ]
+    sums = [sum(sizes[start : start + every]) for start in range(0, DISTINCT, every)]
+    return itertools.accumulate(itertools.cycle(sums))

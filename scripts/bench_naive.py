@@ -53,7 +53,9 @@ class NaiveReader(SimpleDataSourceStreamReader):
         pass
 
     def _consume(self) -> None:
-        channel = open_connection(BrokerAddress.parse(self._options["address"])).channel()
+        address = BrokerAddress.parse(self._options["address"])
+        heartbeat = int(self._options["heartbeat"])
+        channel = open_connection(address, heartbeat_seconds=heartbeat).channel()
         channel.basic_qos(prefetch_count=int(self._options["prefetch"]))
         seen = 0
 

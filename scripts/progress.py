@@ -28,6 +28,13 @@ class Progress:
         self._stream.write(f"\r{self._label} {bar} {done:,}/{self._total:,}  {rate:,.0f}/s \x1b[K")
         self._stream.flush()
 
+    def say(self, line: str) -> None:
+        """Above the bar; it stays."""
+        if self._shown:
+            self._stream.write("\r\x1b[K")
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
     def __enter__(self) -> Progress:
         return self
 

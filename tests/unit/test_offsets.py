@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fanout_source.errors import OptionError
-from fanout_source.offsets import ORIGIN, Offset, limit_end, partition
+from fanout_source.offsets import ORIGIN, Offset, limit_end, may_grow, partition
 from fanout_source.spool import Segment, Slice
 
 
@@ -78,6 +78,12 @@ def test_a_large_batch_is_split_between_segments():
     assert parts == [slices[:2], slices[2:]]
 
 
+def test_a_segment_goes_to_the_part_that_its_middle_is_in():
+    slices = _slices(10, 10, 10)
+    assert partition(slices, [5.0, 8.0, 3.0], 8) == [slices[:1], slices[1:]]
+    assert partition(slices, [3.0, 8.0, 5.0], 8) == [slices[:2], slices[2:]]
+
+
 def test_a_batch_of_nothing_has_no_partition():
     assert partition([], [], 1000, 4) == []
 
@@ -98,3 +104,12 @@ def test_as_many_partitions_as_asked_for_as_far_as_there_are_messages():
     assert len(partition(_slices(1000), [5000.0], 10**9, 7)) == 7
     assert len(partition(_slices(10, 10, 1000), [1.0, 1.0, 9000.0], 10**9, 4)) == 4
     assert len(partition(_slices(3), [5000.0], 10**9, 7)) == 3
+
+
+@pytest.mark.parametrize(
+    ("rows", "seconds", "waits"),
+    [(1, 0.3, False), (4_000, 0.3, False), (5_000, 0.3, True), (30_000, 1.0, False),
+     (199_999, 0.9, True), (200_000, 0.9, False)],
+)  # fmt: skip
+def test_a_batch_grows_only_while_messages_pour_in_and_not_for_long(rows, seconds, waits):
+    assert may_grow(rows, seconds) == waits
