@@ -29,6 +29,11 @@ $(CHARTS): $(READY)
 	@$(PY) -m pip install -q --disable-pip-version-check -c conf/constraints.txt matplotlib
 	@touch $@
 
+MUTMUT := .venv/mutmut
+$(MUTMUT): $(READY)
+	@$(PY) -m pip install -q --disable-pip-version-check -c conf/constraints.txt mutmut
+	@touch $@
+
 .PHONY: setup
 setup: $(READY) ## Make .venv with the tested versions; check Java
 
@@ -109,17 +114,17 @@ faults: $(READY) ## Inject faults for half an hour (MINUTES=30), and account for
 soak: $(CHARTS) ## Three subscribers for an hour (MINUTES=60), a fault every minute; draws a picture
 	@$(PY) tests/faults/soak.py --minutes $(or $(MINUTES),60) $(ARGS)
 
+.PHONY: mutants
+mutants: $(MUTMUT) ## Change spool, offsets and tap in 1,500 small ways: do the tests notice?
+	@$(PY) -m mutmut run; $(PY) -m mutmut results
+
+.PHONY: bench
+bench: $(CHARTS) broker ## Measure all sides in one run, draw them: twenty minutes (ARGS=--quick: two)
+	@$(PY) scripts/bench.py $(ARGS)
+
 .PHONY: bench-emit
 bench-emit: broker ## Measure publishing against a bare pika loop
 	@$(PY) scripts/bench_emit.py
-
-.PHONY: bench-receiver
-bench-receiver: broker ## Measure receiving against a bare pika callback and a bare socket
-	@$(PY) scripts/bench_receiver.py
-
-.PHONY: bench-source
-bench-source: broker ## Measure a trigger against Spark's own rate source, and an idle query
-	@$(PY) scripts/bench_source.py
 
 .PHONY: bench-sink
 bench-sink: broker ## Measure writing from Spark, confirmed, against a bare pika loop without confirms
@@ -139,5 +144,5 @@ dist: $(READY) ## Build the wheel, and a zip for spark-submit --py-files
 .PHONY: clean
 clean: ## Stop the broker and remove everything that was made here
 	@if [ -e .run ] && [ -e $(READY) ]; then $(PY) scripts/broker.py stop; fi
-	@rm -rf .run .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .run .venv build dist mutants *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -52,7 +52,7 @@ from .subscription import Session, Subscription
 
 PREFETCH_COUNT = 20_000
 MAX_SPOOL_BYTES = 1024**3
-FLUSH_AFTER_ROWS = 4096  # larger acks make the broker stutter (make bench-receiver)
+FLUSH_AFTER_ROWS = 4096  # larger acks make the broker stutter (make bench)
 FLUSH_AFTER_BYTES = 16 * 1024**2
 FLUSH_AFTER_SECONDS = 0.5  # what a kill can take, while nobody asks for more
 SIGN_OF_LIFE_SECONDS = 10.0

@@ -50,13 +50,23 @@ class Plan:
     warm_up_rounds: int
     backlogs: Sequence[int]
     subscribers: Sequence[int]
+    messages_for_each: int  # of the subscribers
+    triggers: int  # of Spark's own source
     latency_rates: Sequence[int]
     latency_seconds: float
     idle_seconds: float
 
 
-FULL = Plan(48 * ACKED, 3, 2, [12 * ACKED, 123 * ACKED], [1, 2, 4, 8], [10, 1_000, 10_000], 20, 10)
-QUICK = Plan(12 * ACKED, 1, 1, [12 * ACKED], [1, 2], [10], 5, 3)
+FULL = Plan(
+    messages=48 * ACKED, rounds=3, warm_up_rounds=5, backlogs=(12 * ACKED, 123 * ACKED),
+    subscribers=(1, 2, 4, 8), messages_for_each=24 * ACKED,
+    triggers=150, latency_rates=(10, 1_000, 10_000), latency_seconds=20, idle_seconds=10,
+)  # fmt: skip
+QUICK = Plan(
+    messages=12 * ACKED, rounds=1, warm_up_rounds=1, backlogs=(12 * ACKED,),
+    subscribers=(1, 2), messages_for_each=12 * ACKED,
+    triggers=20, latency_rates=(10,), latency_seconds=5, idle_seconds=3,
+)  # fmt: skip
 
 
 class Stage:
@@ -184,16 +194,16 @@ class Bench:
     def _several(self, count: int) -> dict[str, Any]:
         """Queries side by side in one session: each gets all messages."""
         with self._stage("subscribers", count=count) as stage:
-            idle = stage.side.idle_share(self._plan.idle_seconds)
             memory = stage.side.memory_mib()
-            for _ in range(self._plan.warm_up_rounds):
-                self._drain(stage, self._plan.messages, count)
             drained = [
-                self._drain(stage, self._plan.messages, count) for _ in range(self._plan.rounds)
+                self._drain(stage, self._plan.messages_for_each, count)
+                for _ in range(2 * self._plan.rounds)
             ]
+            stage.side.resume()
+            stage.side.idle_share(self._plan.idle_seconds / 2)  # until all is quiet
             return {
-                "rounds": [asdict(each) for each in drained],
-                "idle_share": idle,
+                "rounds": [asdict(each) for each in drained[self._plan.rounds :]],  # warm by then
+                "idle_share": stage.side.idle_share(self._plan.idle_seconds),
                 "memory_mib": memory,
                 "memory_after_load_mib": stage.side.memory_mib(),
                 "start_seconds": stage.side.start_seconds,
@@ -201,23 +211,25 @@ class Bench:
 
     def _latency(self) -> dict[str, Any]:
         with self._stage("rate") as stage:
-            stage.side.wait_for(60)
-            trigger_ms = statistics.median(stage.side.trigger_ms[-30:])
+            stage.side.wait_for(self._plan.triggers)
+            trigger_ms = statistics.median(stage.side.trigger_ms[-self._plan.triggers // 2 :])
             self._step(f"rate-micro-batch {trigger_ms:.0f} ms a trigger")
         found: dict[str, Latencies] = {}
         with self._stage("parquet") as stage:
             self._warm_up([stage])
             stage.side.resume()
+            self._latencies(stage, self._plan.latency_rates[0])  # warms up, too
             for rate in self._plan.latency_rates:
-                found[str(rate)] = measure_latency(
-                    self._broker.address, stage.exchange, stage.side, rate,
-                    self._plan.latency_seconds,
-                )  # fmt: skip
+                found[str(rate)] = self._latencies(stage, rate)
                 self._step(f"{rate:,} a second: {found[str(rate)].percentiles()} ms")
         return {
             "rate_micro_batch_trigger_ms": trigger_ms,
             "publish_to_committed_ms": {rate: each.percentiles() for rate, each in found.items()},
         }
+
+    def _latencies(self, stage: Stage, per_second: int) -> Latencies:
+        seconds, address = self._plan.latency_seconds, self._broker.address
+        return measure_latency(address, stage.exchange, stage.side, per_second, seconds)
 
     def _stage(self, kind: str, **options: Any) -> Stage:
         return Stage(self._broker, kind, self._folder, **options)
@@ -251,9 +263,8 @@ def main() -> None:
 
 def _steps(plan: Plan) -> int:
     sides = len(SIDES) + (len(SIZES) - 1) * len(FLOORS) + 2 * len(plan.backlogs)
-    several, others = len(plan.subscribers), 1 + len(plan.latency_rates)
-    warm_up = plan.warm_up_rounds * (len(WARMED_UP) + several + 2)
-    return (sides + several) * plan.rounds + warm_up + others
+    several, others = 2 * len(plan.subscribers), 1 + len(plan.latency_rates)
+    return (sides + several) * plan.rounds + plan.warm_up_rounds * (len(WARMED_UP) + 2) + others
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ import threading
 import time
 from contextlib import closing
 
+import pika
 import pytest
 
+from fanout_source.publisher import Publisher
 from fanout_source.receiver import Receiver
 from fanout_source.subscription import Subscription
 from private_node import control
@@ -146,3 +148,34 @@ def test_a_full_spool_keeps_no_message_from_the_broker(
             receiver.drop_below(end)
         assert receiver.status().resubscriptions == 0
     assert seen == sent
+
+
+@pytest.mark.parametrize("queue", [None, "audit"])
+def test_a_channel_that_the_broker_closes_out_of_patience_is_opened_again(
+    address, spool, impatient_broker, eventually, queue, monkeypatch
+):
+    """As it does when a disk takes longer than it waits for an ack."""
+    append, is_free = spool.append, threading.Event()
+
+    def append_when_free(batch):
+        assert is_free.wait(60)
+        return append(batch)
+
+    def publish(bodies):
+        with Publisher(address) as publisher:
+            for body in bodies:
+                publisher.publish(body, pika.BasicProperties(message_id=body.decode()))
+
+    monkeypatch.setattr(spool, "append", append_when_free)
+    with Receiver(address, spool, Subscription(queue=queue)) as receiver:
+        publish(numbers(0, 100))
+        eventually(lambda: receiver.status().resubscriptions, "the channel was closed", 60)
+        is_free.set()
+        publish(numbers(100, 200))
+        eventually(lambda: receiver.status().next_offset == 200, "all has come")
+        seen = bodies_of(spool, 0, receiver.wait_for_more(199, timeout_seconds=10))
+        assert seen == numbers(0, 200)
+        reasons = [gap.reason for gap in spool.latest_gaps]
+        assert ["acknowledgement on channel 1 timed out" in each for each in reasons] == (
+            [] if queue else [True]
+        )

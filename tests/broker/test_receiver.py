@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -164,6 +165,15 @@ def test_a_broker_that_is_not_there_is_an_error_at_the_start(address, spool):
     nowhere = dataclasses.replace(address, port=1)
     with pytest.raises(BrokerUnreachable, match="no broker listens"):
         Receiver(nowhere, spool).subscribe()
+
+
+def test_a_broker_that_says_nothing_is_an_error_after_the_stated_time(address, spool):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        nobody = dataclasses.replace(address, port=port, password="s3cret")
+        with pytest.raises(BrokerUnreachable, match=rf"127\.0\.0\.1:{port}") as failure:
+            Receiver(nobody, spool, connection_timeout_seconds=0.5).subscribe()
+    assert "s3cret" not in str(failure.value)
 
 
 class _OtherPika(pika.SelectConnection):

@@ -89,8 +89,9 @@ def _live(
     ):
         faults = [fault for fault in FAULTS if fault.can_happen(world)]
         weights = [fault.weight for fault in faults]
+        once = chance.sample(faults, len(faults))  # each of them, whatever else
         while time.monotonic() < until and stuck is None:
-            [fault] = chance.choices(faults, weights)
+            fault = once.pop() if once else chance.choices(faults, weights)[0]
             stuck = _happen(world, fault, kind, chance, happenings)
         account = world.settle()
         attribute(account, happenings, world.emitter.next_number)

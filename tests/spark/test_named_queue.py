@@ -90,13 +90,14 @@ def test_every_message_is_in_parquet_once_through_kills_of_the_driver(
     assert [row.body for row in rows()] == _numbers(0, total)
 
 
+@pytest.mark.parametrize("kind", TYPES)
 def test_available_now_takes_what_is_in_the_queue_and_ends(
-    read, start, rows, publish, queue, eventually
+    read, start, rows, publish, queue, eventually, kind
 ):
     count = int(os.environ.get("FANOUT_BACKLOG", "20000"))
 
     def run():
-        now = read(queue="audit", maxOffsetsPerTrigger=count // 3)
+        now = read(queue="audit", queueType=kind, maxOffsetsPerTrigger=count // 3)
         query = start(now, subscribed=False, availableNow=True)
         assert query.awaitTermination(300), "it ends"
         assert query.exception() is None

@@ -1,5 +1,6 @@
 """Restarts: what was received is in the sink, once, and what was planned comes again."""
 
+import contextlib
 import json
 import os
 import random
@@ -239,3 +240,41 @@ def test_every_acked_message_is_in_parquet_once_through_kills_of_the_driver(
 
 def _committed_all(witness, rows):
     return set(witness.acked) <= {bytes(row.body) for row in rows()}
+
+
+@pytest.mark.long
+def test_an_executor_that_is_killed_in_the_middle_of_a_read_changes_nothing(
+    subscriber, publish, rows, eventually, bound_queues, tmp_path, monkeypatch
+):
+    failpoints = tmp_path / "failpoints"
+    failpoints.write_text("reader.slice=stop@2")
+    monkeypatch.setenv("EXECUTOR_FAILPOINTS", f"@{failpoints}")
+    monkeypatch.setenv("SPARK_MASTER", "local-cluster[2,1,1024]")
+    process = subscriber("out", minPartitions=4)
+    eventually(bound_queues, "it is subscribed", 120)
+    publish(_numbers(0, 20_000))
+
+    def workers():
+        """Those that read, with the executor of each."""
+        family = descendants(process.pid).items()
+        executors = [pid for pid, line in family if "CoarseGrainedExecutor" in line]
+        return [(worker, pid) for pid in executors for worker in descendants(pid)]
+
+    def between_two_slices():
+        return [executor for worker, executor in workers() if _state(worker) == "T"]
+
+    executor = eventually(between_two_slices, "a task has read a part", 120)[0]
+    failpoints.write_text("")
+    for pid in (executor, *(worker for worker, _ in workers())):  # the others would stop, too
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    eventually(lambda: len(rows()) >= 20_000, "all is written", 180)
+    assert [row.body for row in rows()] == _numbers(0, 20_000)
+    assert [row.offset for row in rows()] == list(range(20_000))
+    process.stdin.close()
+    assert process.wait(60) == 0
+
+
+def _state(pid):
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[0]

@@ -222,12 +222,15 @@ def test_a_broker_that_is_restarted_on_the_way_gets_the_rest_when_it_is_back(
 ):
     def restart():
         control(broker.process, "stop_app")
+        trap.throttle(0)
         control(broker.process, "start_app")
         restarted.set()
 
     restarted = threading.Event()
     with Trap(address, 500_000, restart) as trap:
+        trap.throttle(200_000)  # so that there is a rest
         write(_numbered(spark, 30_000).coalesce(1), url=_through(url, trap), exchangeDurable=True)
+        assert trap.connections > 1
     assert restarted.wait(60)
     _assert_each_once_by_id(collected(), 30_000)
 
@@ -371,6 +374,15 @@ def test_a_broker_that_blocks_publishers_fails_the_task_with_its_reason(spark, w
 def test_a_broker_that_is_away_fails_the_task_after_the_stated_time(spark, write):
     with pytest.raises(Exception, match=r"no broker listens at 127\.0\.0\.1:1"):
         write(_numbered(spark, 1), url="amqp://127.0.0.1:1", confirmTimeoutMs=500)
+
+
+def test_a_login_that_is_refused_fails_the_task_at_once(spark, write, url, address):
+    with Proxy(address.host, address.port) as proxy:
+        account = {"username": "nobody", "password": "s3cret", "url": _through(url, proxy)}
+        with pytest.raises(Exception, match="refused the login of user 'nobody'") as failure:
+            write(_numbered(spark, 20).repartition(20), **account)
+        assert proxy.connections <= 2, "one for each task that runs"
+    assert "s3cret" not in str(failure.value)
 
 
 def test_a_wrong_user_id_is_refused_with_the_brokers_reason(spark, write):

@@ -2,6 +2,10 @@
 
 import datetime
 import json
+import logging
+import pickle
+import subprocess
+import sys
 import time
 from urllib.parse import urlsplit
 
@@ -232,6 +236,61 @@ def test_a_range_is_planned_twice_in_the_same_way(url, tmp_path, publish, eventu
         assert reader.partitions(middle, ends[-1]) == planned
     finally:
         reader.stop()
+
+
+READ_PICKLED = """
+import pickle, sys
+reader, partition = pickle.load(sys.stdin.buffer)
+sys.stdout.write(repr([batch.to_pylist() for batch in reader.read(partition)]))
+"""
+
+
+def test_a_partition_gives_the_same_rows_to_tasks_that_read_it_at_once(
+    url, tmp_path, publish, eventually
+):
+    """As a task does that Spark runs a second time, because the first one is slow."""
+    reader = FanoutDataSource({"url": url, "spoolDir": str(tmp_path)}).streamReader(SCHEMA)
+    try:
+        begin = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+        assert reader.partitions(reader.initialOffset(), begin) == []
+        publish(_numbers(0, 2000), headers={"host": "web-1"})
+        eventually(
+            lambda: reader.latestOffset(begin, ReadAllAvailable())["offset"] == 2000,
+            "all is received",
+        )
+        [planned] = reader.partitions(begin, {**begin, "offset": 2000})
+        task = [sys.executable, "-c", READ_PICKLED]
+        tasks = [
+            subprocess.Popen(task, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)
+        ]
+        for each in tasks:
+            pickle.dump((reader, planned), each.stdin)
+            each.stdin.flush()
+        first, second = (each.communicate()[0] for each in tasks)
+        assert first == second
+        assert first.count(b"'body': b'") == 2000
+    finally:
+        reader.stop()
+
+
+def test_a_checkpoint_that_is_gone_is_said_where_its_messages_are(
+    url, tmp_path, publish, eventually, caplog
+):
+    """Of an exclusive queue: whose they were, nobody knows, so that there is no gap in them."""
+
+    def begin():
+        reader = FanoutDataSource({"url": url, "spoolDir": str(tmp_path)}).streamReader(SCHEMA)
+        return reader, reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+
+    reader, start = begin()
+    assert reader.partitions(reader.initialOffset(), start) == []
+    publish([b"0"])
+    eventually(lambda: reader.latestOffset(start, ReadAllAvailable())["offset"], "it is received")
+    reader.stop()
+    with caplog.at_level(logging.INFO):
+        begin()[0].stop()
+    left = tmp_path / start["spool"]
+    assert f"the spool {left} has messages of a query that ended at" in caplog.text
 
 
 def test_poison_reaches_parquet_with_the_reason_beside_it(read, start, rows, address, publish):
