@@ -170,9 +170,9 @@ class Spool:
 
     def append(self, batch: pa.RecordBatch) -> Segment:
         """Make a batch durable. After an error nothing more can be appended."""
-        if self._failed is not None:
-            raise self._failed
         with self._writing:
+            if self._failed is not None:
+                raise self._failed
             segment, data = segments.encode(batch, self.end)
             try:
                 self._folder.write(segment.name, data)
@@ -375,9 +375,10 @@ class Spool:
             )
         if is_there:
             self._folder.set_aside(_STATE, _STATE + _DAMAGED)
-        now = time.time()
-        gap = Gap(0, self.last_active, now, f"the record of earlier gaps is {what}")
-        return _State(gaps=1, latest_gaps=[gap])
+        self.record_gap(
+            Gap(0, self.last_active, time.time(), f"the record of earlier gaps is {what}")
+        )
+        return self._state
 
 
 def _parse(content: bytes) -> Any:
@@ -420,10 +421,11 @@ def find_unowned(location: str) -> list[Unowned]:
         try:
             files = folder.files()
             state = _State.from_json(_parse(folder.read(_STATE).to_pybytes()))
+            last_active = folder.last_active()
         except SpoolError:
             continue
         if state is not None and any(Segment.parse(file.base_name) for file in files):
-            found.append(Unowned(folder.path, folder.last_active(), state.note))
+            found.append(Unowned(folder.path, last_active, state.note))
     return found
 
 
