@@ -126,6 +126,14 @@ bench: $(CHARTS) broker ## Measure all sides in one run, draw them: twenty minut
 bench-emit: broker ## Measure publishing against a bare pika loop
 	@$(PY) scripts/bench_emit.py
 
+.PHONY: bench-receiver
+bench-receiver: broker ## Measure receiving against a bare pika callback and a bare socket
+	@$(PY) scripts/bench_receiver.py
+
+.PHONY: bench-source
+bench-source: broker ## Measure a trigger against Spark's own rate source, and an idle query
+	@$(PY) scripts/bench_source.py
+
 .PHONY: bench-sink
 bench-sink: broker ## Measure writing from Spark, confirmed, against a bare pika loop without confirms
 	@$(PY) scripts/bench_sink.py

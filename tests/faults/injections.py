@@ -95,8 +95,9 @@ def connection_closed_by_an_operator(world: World, chance: random.Random) -> Non
 @fault(weight=4)
 def queue_deleted(world: World, chance: random.Random) -> None:
     """Of a named queue, what it held goes with it."""
-    for name in world.queues():
-        control(world.broker.process, "delete_queue", "-p", world.vhost, name)
+    for name in world.wait(world.queues, "it has a queue"):
+        with contextlib.suppress(SetupError):  # an exclusive one that has gone by itself
+            control(world.broker.process, "delete_queue", "-p", world.vhost, name)
 
 
 @fault(weight=1)

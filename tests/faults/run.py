@@ -32,6 +32,7 @@ from world import Stuck, World, own_vhost  # noqa: E402
 
 import broker as brokers  # noqa: E402
 from circumstances import circumstances, described  # noqa: E402
+from machine import SetupError  # noqa: E402
 from management import Management  # noqa: E402
 from program import run  # noqa: E402
 
@@ -104,7 +105,7 @@ def _happen(
     start, gaps = world.emitter.next_number, world.gap_count
     try:
         seconds = fault.happen(world, chance)
-    except Stuck as error:
+    except (Stuck, SetupError) as error:
         return f"{kind}, {fault.name}: {error}"
     happenings.append(Happening(fault.name, kind, seconds, world.gap_count - gaps, start))
     print(f"{kind:10} {fault.name:45} {seconds:6.1f} s {world.gap_count - gaps:3} gaps", flush=True)

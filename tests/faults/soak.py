@@ -45,6 +45,7 @@ from world import Emitter, Stuck, World, own_vhost  # noqa: E402
 
 import broker as brokers  # noqa: E402
 from circumstances import circumstances, described  # noqa: E402
+from machine import SetupError  # noqa: E402
 from management import Management  # noqa: E402
 from processes import descendants  # noqa: E402
 from program import run  # noqa: E402
@@ -251,7 +252,7 @@ def _happen(
         seconds = fault.happen(chosen, chance)
         for world in worlds:
             world.await_recovery()
-    except Stuck as error:
+    except (Stuck, SetupError) as error:
         return f"{fault.name}: {error}"
     for kind, world, gaps, happened in zip(KINDS, worlds, before, happenings, strict=True):
         more = world.gap_count - gaps

@@ -135,7 +135,7 @@ class World:
     def queues(self) -> list[str]:
         """That of the subscriber."""
         names = [queue["name"] for queue in self.management.get("queues", self.vhost)]
-        return [name for name in names if name.startswith(self.queue or "amq.gen-")]
+        return [n for n in names if n == self.queue or (not self.queue and n.startswith("amq."))]
 
     def connections(self) -> list[str]:
         """That of the subscriber."""
