@@ -96,7 +96,14 @@ def _live(
             stuck = _happen(world, fault, kind, chance, happenings)
         account = world.settle()
         attribute(account, happenings, world.emitter.next_number)
-        return Life(kind, happenings, account, world.witness.subscriptions, world.gap_count, stuck)
+        return Life(
+            kind,
+            happenings,
+            account,
+            world.witness.subscriptions,
+            world.gap_count,
+            stuck or world.stuck,
+        )
 
 
 def _happen(

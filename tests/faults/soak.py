@@ -235,7 +235,9 @@ def _live(
     for kind, world, account, happened in zip(KINDS, worlds, accounts, happenings, strict=True):
         attribute(account, happened, world.emitter.next_number)
         subscriptions = world.witness.subscriptions
-        lives.append(Life(kind, happened, account, subscriptions, world.gap_count, stuck))
+        lives.append(
+            Life(kind, happened, account, subscriptions, world.gap_count, stuck or world.stuck)
+        )
     return lives, watcher.curves, faults
 
 

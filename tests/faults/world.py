@@ -25,6 +25,7 @@ from accounting import Account, recorded_gaps, settle, written
 import broker as brokers
 from fanout_source.errors import BrokerError
 from fanout_source.publisher import Publisher
+from machine import SetupError
 from management import Management
 from processes import descendants, planners
 from spark_processes import kept_in, kill_family
@@ -80,6 +81,7 @@ class World:
         self._gaps: dict[int, str] = {}
         self.emitter = emitter or Emitter(broker, vhost, per_second, durable=queue_type is not None)
         self.application: subprocess.Popen[bytes] | None = None
+        self.stuck: str | None = None
 
     def __enter__(self) -> World:
         try:
@@ -171,11 +173,19 @@ class World:
         return recorded_gaps(Path(f"{self.sink}.spool"))[0]
 
     def settle(self) -> Account:
-        """Stop emitting, let everything through, and account for each message."""
+        """Stop emitting, let everything through, account for each message; `stuck` says what did
+        not get through."""
         self.emitter.stop()
+
+        def is_acked() -> bool:
+            held = self.management.get("queues", self.vhost, self.queue or "")
+            return bool(held.get("messages") == 0)
+
         if self.queue is not None:
-            held = ("queues", self.vhost, self.queue)
-            self.wait(lambda: self.management.get(*held).get("messages") == 0, "all is acked", 300)
+            try:
+                self.wait(is_acked, "all is acked", 300)
+            except (Stuck, SetupError) as error:
+                self.stuck = str(error)
         return self.account(180)
 
     def account(self, seconds: float = 60) -> Account:
