@@ -13,7 +13,6 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import datasource_internal
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -31,6 +30,12 @@ from .schema import require_columns
 from .source_options import SourceOptions
 from .spool import Gap, Spool, find_unowned, remove_leftovers
 from .worker import log_to_spark, plainly
+
+_SimpleReader: Any
+try:  # no part of what Spark promises to keep
+    from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper as _SimpleReader
+except ImportError:
+    _SimpleReader = None
 
 _WAIT_SECONDS = 0.25  # idle, Spark asks again at once: a hundred times a second
 _GATHER_STEP_SECONDS = 0.05
@@ -208,10 +213,9 @@ class _WithRows(FanoutStreamReader):
         return iter(rows)
 
 
-_wrapper: Any = getattr(datasource_internal, "_SimpleStreamReaderWrapper", None)
-_SPARK_TAKES_ROWS = hasattr(_wrapper, "getCache")  # it is no part of what Spark promises to keep
+_SPARK_TAKES_ROWS = hasattr(_SimpleReader, "getCache")
 if _SPARK_TAKES_ROWS:
-    _wrapper.register(_WithRows)
+    _SimpleReader.register(_WithRows)
 
 
 class _Subscriber:

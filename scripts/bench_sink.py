@@ -24,9 +24,9 @@ from pyspark.sql import DataFrame, SparkSession
 import broker
 import local_spark
 from bench_emit import await_all, send_with_pika
+from bench_messages import as_rows
 from fanout_source.connection import open_connection
 from fanout_source.log_record import Message
-from fanout_source.message import COLUMNS
 from measured import Measured
 from program import run
 from progress import Progress
@@ -43,19 +43,8 @@ def main() -> None:
     running = broker.start()
     messages = list(sample_logs(arguments.count, size=200, seed=1))
     with local_spark.session("bench sink") as spark, tempfile.TemporaryDirectory() as folder:
-        pq.write_table(_as_rows(messages), f"{folder}/rows.parquet")
+        pq.write_table(pa.Table.from_batches([as_rows(messages)]), f"{folder}/rows.parquet")
         _measure(spark, running, f"{folder}/rows.parquet", messages, arguments.rounds)
-
-
-def _as_rows(messages: list[Message]) -> pa.Table:
-    """The records as columns of the sink."""
-    properties = [properties for _, properties in messages]
-    columns = {"body": [body for body, _ in messages]}
-    for name in ("content_type", "delivery_mode", "message_id", "app_id"):
-        columns[name] = [getattr(each, name) for each in properties]
-    columns["headers"] = [list(each.headers.items()) for each in properties]
-    columns["timestamp"] = [each.timestamp * 1_000_000 for each in properties]
-    return pa.table({name: pa.array(cells, COLUMNS[name]) for name, cells in columns.items()})
 
 
 def _measure(

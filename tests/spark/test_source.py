@@ -165,34 +165,45 @@ def test_a_stream_with_itself_has_each_message_as_often_as_it_is_named(
     assert [(row.body, row.other) for row in rows("join")] == [(n, n) for n in _numbers(0, 200)]
 
 
-def test_a_small_batch_has_its_rows_with_its_plan_and_others_have_not(
-    url, tmp_path, publish, eventually
-):
-    """What Spark looks at, and in which order, to take rows without a Python worker."""
-    reader = FanoutDataSource({"url": url, "spoolDir": str(tmp_path)}).streamReader(SCHEMA)
-    try:
+@pytest.fixture
+def received(url, tmp_path, publish, eventually):
+    """A reader in this process that has received so many messages, and the offset before them."""
+    readers = []
+
+    def receive(count, **options):
+        given = {"url": url, "spoolDir": str(tmp_path), **options}
+        reader = FanoutDataSource(given).streamReader(SCHEMA)
+        readers.append(reader)
         begin = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
         assert reader.partitions(reader.initialOffset(), begin) == []
-        publish(_numbers(0, 1500))
+        publish(_numbers(0, count))
         eventually(
-            lambda: reader.latestOffset(begin, ReadAllAvailable())["offset"] == 1500,
+            lambda: reader.latestOffset(begin, ReadAllAvailable())["offset"] == count,
             "all is received",
         )
+        return reader, begin
 
-        def plan(start, end):
-            return reader.partitions({**begin, "offset": start}, {**begin, "offset": end})
-
-        assert len(plan(0, 1500)) == 1
-        assert not isinstance(reader, _SimpleStreamReaderWrapper)
-        [planned] = plan(0, 500)
-        assert isinstance(reader, _SimpleStreamReaderWrapper)
-        rows = list(reader.getCache({**begin, "offset": 0}, {**begin, "offset": 500}))
-        assert rows == list(reader.read(planned))
-        assert [body for batch in rows for body in batch["body"].to_pylist()] == _numbers(0, 500)
-        assert not isinstance(reader, _SimpleStreamReaderWrapper)
-        assert reader.reportLatestOffset()["offset"] == 1500
-    finally:
+    yield receive
+    for reader in readers:
         reader.stop()
+
+
+def test_a_small_batch_has_its_rows_with_its_plan_and_others_have_not(received):
+    """What Spark looks at, and in which order, to take rows without a Python worker."""
+    reader, begin = received(1500)
+
+    def plan(start, end):
+        return reader.partitions({**begin, "offset": start}, {**begin, "offset": end})
+
+    assert len(plan(0, 1500)) == 1
+    assert not isinstance(reader, _SimpleStreamReaderWrapper)
+    [planned] = plan(0, 500)
+    assert isinstance(reader, _SimpleStreamReaderWrapper)
+    rows = list(reader.getCache({**begin, "offset": 0}, {**begin, "offset": 500}))
+    assert rows == list(reader.read(planned))
+    assert [body for batch in rows for body in batch["body"].to_pylist()] == _numbers(0, 500)
+    assert not isinstance(reader, _SimpleStreamReaderWrapper)
+    assert reader.reportLatestOffset()["offset"] == 1500
 
 
 def test_rows_are_the_same_with_the_plan_and_from_tasks(read, start, rows, publish, address):
@@ -206,36 +217,19 @@ def test_rows_are_the_same_with_the_plan_and_from_tasks(read, start, rows, publi
     assert [{**row.asDict(), "received_at": None} for row in rows("small")] == others
 
 
-def test_a_range_is_planned_twice_in_the_same_way(url, tmp_path, publish, eventually):
+def test_a_range_is_planned_twice_in_the_same_way(received):
     """Also in part; and nothing for nothing."""
-    options = {"url": url, "spoolDir": str(tmp_path), "minPartitions": "3"}
-    reader = FanoutDataSource(options).streamReader(SCHEMA)
-    try:
-        begin = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
-        assert reader.partitions(reader.initialOffset(), begin) == []
-        publish(_numbers(0, 100))
-        ends = []
-        eventually(
-            lambda: (
-                ends.append(reader.latestOffset(begin, ReadAllAvailable()))
-                or ends[-1]["offset"] == 100
-            ),
-            "all is received",
-        )
-        middle = {**begin, "offset": 50}
-        for start, end in ((begin, ends[-1]), (begin, middle), (middle, ends[-1])):
-            planned = reader.partitions(start, end)
-            assert len(planned) == 3
-            assert reader.partitions(start, end) == planned
-            bodies = [
-                b for p in planned for rows in reader.read(p) for b in rows["body"].to_pylist()
-            ]
-            assert bodies == _numbers(start["offset"], end["offset"])
-        assert reader.partitions(middle, middle) == []
-        reader.commit(middle)
-        assert reader.partitions(middle, ends[-1]) == planned
-    finally:
-        reader.stop()
+    reader, begin = received(100, minPartitions="3")
+    middle, last = ({**begin, "offset": offset} for offset in (50, 100))
+    for start, end in ((begin, last), (begin, middle), (middle, last)):
+        planned = reader.partitions(start, end)
+        assert len(planned) == 3
+        assert reader.partitions(start, end) == planned
+        bodies = [b for p in planned for rows in reader.read(p) for b in rows["body"].to_pylist()]
+        assert bodies == _numbers(start["offset"], end["offset"])
+    assert reader.partitions(middle, middle) == []
+    reader.commit(middle)
+    assert reader.partitions(middle, last) == planned
 
 
 READ_PICKLED = """
@@ -245,52 +239,29 @@ sys.stdout.write(repr([batch.to_pylist() for batch in reader.read(partition)]))
 """
 
 
-def test_a_partition_gives_the_same_rows_to_tasks_that_read_it_at_once(
-    url, tmp_path, publish, eventually
-):
+def test_a_partition_gives_the_same_rows_to_tasks_that_read_it_at_once(received):
     """As a task does that Spark runs a second time, because the first one is slow."""
-    reader = FanoutDataSource({"url": url, "spoolDir": str(tmp_path)}).streamReader(SCHEMA)
-    try:
-        begin = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
-        assert reader.partitions(reader.initialOffset(), begin) == []
-        publish(_numbers(0, 2000), headers={"host": "web-1"})
-        eventually(
-            lambda: reader.latestOffset(begin, ReadAllAvailable())["offset"] == 2000,
-            "all is received",
-        )
-        [planned] = reader.partitions(begin, {**begin, "offset": 2000})
-        task = [sys.executable, "-c", READ_PICKLED]
-        tasks = [
-            subprocess.Popen(task, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)
-        ]
-        for each in tasks:
-            pickle.dump((reader, planned), each.stdin)
-            each.stdin.flush()
-        first, second = (each.communicate()[0] for each in tasks)
-        assert first == second
-        assert first.count(b"'body': b'") == 2000
-    finally:
-        reader.stop()
+    reader, begin = received(2000)
+    [planned] = reader.partitions(begin, {**begin, "offset": 2000})
+    task = [sys.executable, "-c", READ_PICKLED]
+    tasks = [
+        subprocess.Popen(task, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)
+    ]
+    for each in tasks:
+        pickle.dump((reader, planned), each.stdin)
+        each.stdin.flush()
+    first, second = (each.communicate()[0] for each in tasks)
+    assert first == second
+    assert first.count(b"'body': b'") == 2000
 
 
-def test_a_checkpoint_that_is_gone_is_said_where_its_messages_are(
-    url, tmp_path, publish, eventually, caplog
-):
+def test_a_checkpoint_that_is_gone_is_said_where_its_messages_are(received, caplog):
     """Of an exclusive queue: whose they were, nobody knows, so that there is no gap in them."""
-
-    def begin():
-        reader = FanoutDataSource({"url": url, "spoolDir": str(tmp_path)}).streamReader(SCHEMA)
-        return reader, reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
-
-    reader, start = begin()
-    assert reader.partitions(reader.initialOffset(), start) == []
-    publish([b"0"])
-    eventually(lambda: reader.latestOffset(start, ReadAllAvailable())["offset"], "it is received")
+    reader, begin = received(1)
     reader.stop()
     with caplog.at_level(logging.INFO):
-        begin()[0].stop()
-    left = tmp_path / start["spool"]
-    assert f"the spool {left} has messages of a query that ended at" in caplog.text
+        received(0)
+    assert f"{begin['spool']} has messages of a query that ended at" in caplog.text
 
 
 def test_poison_reaches_parquet_with_the_reason_beside_it(read, start, rows, address, publish):
