@@ -184,7 +184,9 @@ def explain(
                 f"{refused}; it is exclusive to another connection: choose another queue"
             )
         if error.reply_code == 403:
-            return NotPermitted(f"{refused}; {_grant(address, rights)}")
+            if "internal exchange" in error.reply_text:
+                return BrokerRefused(f"{refused}: choose another exchange")
+            return NotPermitted(f"{refused}; {grant(address, rights)}")
         if error.reply_code != 404:
             return BrokerRefused(refused)
         if is_absence(error):
@@ -207,13 +209,13 @@ def is_absence(refused: amqp.ChannelClosedByBroker) -> bool:
     return refused.reply_code == 404 and "NOT_FOUND - no " in refused.reply_text
 
 
-def _grant(address: BrokerAddress, rights: Rights) -> str:
+def grant(address: BrokerAddress, rights: Rights) -> str:
     """What to do about rights that an account does not have."""
-    narrower = " (or narrower patterns)" if rights == ANY_RIGHTS else ""
+    narrower = ", or narrower patterns" if rights == ANY_RIGHTS else ""
     patterns = " ".join(f"'{pattern}'" for pattern in rights)
     return (
         f"grant it with: rabbitmqctl set_permissions -p '{address.vhost}' "
-        f"'{address.username}' {patterns}{narrower}"
+        f"'{address.username}' {patterns} (in place of the rights that it has{narrower})"
     )
 
 

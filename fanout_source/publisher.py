@@ -302,7 +302,8 @@ class Publisher:
         if isinstance(method, spec.Basic.Nack):
             self._fail(
                 PublishFailed(
-                    f"the broker at {self._address} refused a message (a queue is full or failed)"
+                    f"the broker at {self._address} refused a message to exchange "
+                    f"{self._exchange!r} (a queue is full or failed)"
                 )
             )
             return

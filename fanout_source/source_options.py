@@ -12,7 +12,7 @@ from .options import BrokerOptions, count, duration, flag, names, one_of, option
 from .spool import default_location
 from .spool.folder import absolute, open_folder
 from .subscription import Subscription
-from .topology import require_name
+from .topology import marker_of, owner_of, require_name
 
 _COUNT = count(1, 2**31 - 1)
 _LONGEST_QUEUE = 240  # of the 255 that AMQP has, since further names are made of it
@@ -31,16 +31,20 @@ def _queue(value: str) -> str:
         raise OptionError(f"must have no more than {_LONGEST_QUEUE} bytes")
     if value.startswith("amq."):
         raise OptionError("names that begin with 'amq.' are the broker's own: choose another")
+    if value.endswith((owner_of(""), marker_of(""))):
+        raise OptionError("a name that ends so is made for another queue: choose another")
     return value
 
 
-def _json_object(value: str) -> dict[str, Any]:
+def _json_object(
+    value: str, example: str = '{"x-match": "any", "severity": "error"}'
+) -> dict[str, Any]:
     try:
         read = json.loads(value)
     except ValueError:
         read = None
     if not isinstance(read, dict):
-        raise OptionError('must be a JSON object, such as {"x-match": "any", "severity": "error"}')
+        raise OptionError(f"must be a JSON object, such as {example}")
     for key, content in read.items():
         require_name("argument", key)
         _require_sendable(content)
@@ -48,7 +52,7 @@ def _json_object(value: str) -> dict[str, Any]:
 
 
 def _queue_arguments(value: str) -> dict[str, Any]:
-    arguments = _json_object(value)
+    arguments = _json_object(value, '{"x-max-length": 1000000}')
     if "x-queue-type" in arguments:
         raise OptionError("has x-queue-type: that is the option queueType")
     if "x-single-active-consumer" in arguments:

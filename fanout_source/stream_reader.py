@@ -28,7 +28,7 @@ from .partition_reader import PartitionReader, SpoolPartition
 from .receiver import Receiver, is_of
 from .schema import require_columns
 from .source_options import SourceOptions
-from .spool import Gap, Spool, find_unowned, remove_leftovers
+from .spool import Gap, Spool, Unowned, find_unowned, remove_leftovers
 from .worker import log_to_spark, plainly
 
 _SimpleReader: Any
@@ -252,10 +252,12 @@ class _Subscriber:
                 accept_loss=not options.fails_at_a_gap,
                 busy_timeout_seconds=_BUSY_SECONDS,
             )
+            missed = _taken_with_another_checkpoint(options, spool)
         subscriber = cls(options, spool)
         try:
             subscriber.receiver.subscribe()
             if missed is not None:
+                _log.warning("a gap before offset %d: %s", missed.offset, missed.reason)
                 spool.record_gap(missed)
         except BaseException:
             if end.spool is None:
@@ -295,8 +297,7 @@ def _left_with_another_checkpoint(options: SourceOptions) -> Gap | None:
     if not unowned:
         return None
     latest = max(unowned, key=lambda spool: spool.last_active)
-    wanted = options.addresses, options.subscription
-    ours = [spool for spool in unowned if is_of(spool.note, *wanted)]
+    ours = [spool for spool in unowned if _had_the_queue(spool, options)]
     if not ours:
         if time.time() - latest.last_active < _RECENT_SECONDS:
             _log.info(
@@ -309,8 +310,27 @@ def _left_with_another_checkpoint(options: SourceOptions) -> Gap | None:
         f"queue {options.queue!r} was read with another checkpoint, and what was received for that "
         f"one and not delivered is in {', '.join(spool.path for spool in ours)}"
     )
-    _log.warning("a gap at the start: %s", reason)
     return Gap(0, max(spool.last_active for spool in ours), time.time(), reason)
+
+
+def _taken_with_another_checkpoint(options: SourceOptions, spool: Spool) -> Gap | None:
+    """What a query does not get because another one has had its queue since it ended."""
+    took = [
+        other.path
+        for other in find_unowned(options.spool_location)
+        if _had_the_queue(other, options) and other.last_received > spool.last_active
+    ]
+    if not took:
+        return None
+    reason = (
+        f"queue {options.queue!r} was read with another checkpoint meanwhile, and what was "
+        f"received for that one is, or was, in {', '.join(took)}"
+    )
+    return Gap(spool.end, spool.last_active, time.time(), reason)
+
+
+def _had_the_queue(spool: Unowned, options: SourceOptions) -> bool:
+    return is_of(spool.note, options.addresses, options.subscription)
 
 
 def _describe(gap: Gap | None) -> dict[str, Any] | None:

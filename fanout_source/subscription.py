@@ -26,7 +26,7 @@ from .connection import (
     explained,
     open_connection,
 )
-from .errors import BrokerError, ConnectionLost
+from .errors import BrokerError, BrokerRefused, ConnectionLost
 from .topology import NOT_FOUND, Topology, marker_of, owner_of
 
 _RECEIVE_BYTES = 256 * 1024
@@ -135,7 +135,7 @@ class Session:
         self.last_heard = self._last_bound = time.time()
         self._last_sign = time.monotonic()  # of life; clocks on the wall are set now and then
         self._subscription = subscription
-        self.backlog = 0  # what a named queue held at first
+        self.backlog, self._is_new = 0, False  # what a named queue held at first; made just now
         self._is_counting, self._empty_answers = False, 0
         self._heartbeat_seconds = heartbeat_seconds
         self._connection = open_connection(
@@ -159,11 +159,7 @@ class Session:
                     declare=subscription.declare,
                 )
             self.queue = self._ensure_queue()
-            with explained(address, f"subscribing to {subscription}", subscription.rights):
-                setup = self._connection.channel()
-                for binding in self._bindings:
-                    setup.queue_bind(self.queue, **binding)
-                setup.close()
+            self._bind()
             self.marked = self._make_markers(marked or {}, missed)
             with explained(address, "opening a channel"):
                 self._channel = self._open_channel()
@@ -295,12 +291,26 @@ class Session:
                 setup.close()
                 return queue
         may_create = wanted.declare == "auto"
-        self.backlog = self._topology.ensure_queue(
+        held = self._topology.ensure_queue(
             wanted.queue, may_create=may_create, arguments=wanted.all_queue_arguments
         )
+        self.backlog, self._is_new = held or 0, held is None
         if may_create:
             self._topology.own_queue(wanted.queue)
         return wanted.queue
+
+    def _bind(self) -> None:
+        wanted = self._subscription
+        try:
+            with explained(self.address, f"subscribing to {wanted}", wanted.rights):
+                setup = self._connection.channel()
+                for binding in self._bindings:
+                    setup.queue_bind(self.queue, **binding)
+                setup.close()
+        except BrokerRefused:
+            if self._is_new:
+                self._topology.discard_queue(self.queue)
+            raise
 
     def _open_channel(self) -> Any:
         """A channel of the connection underneath: a BlockingChannel would keep deliveries."""

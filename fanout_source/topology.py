@@ -12,7 +12,7 @@ import pika
 from pika.exceptions import ChannelClosedByBroker
 
 from .address import BrokerAddress
-from .connection import ANY_RIGHTS, Rights, explain, explained, is_absence
+from .connection import ANY_RIGHTS, Rights, explain, explained, grant, is_absence
 from .errors import BrokerError, BrokerRefused, OptionError, QueueBusy
 
 NOT_FOUND, ACCESS_REFUSED, PRECONDITION_FAILED, RESOURCE_LOCKED = 404, 403, 406, 405
@@ -79,9 +79,9 @@ class Topology:
 
     def ensure_queue(
         self, name: str, *, may_create: bool = True, arguments: Mapping[str, Any] | None = None
-    ) -> int:
+    ) -> int | None:
         """See to it that the durable queue exists and has no consumer; how many messages it
-        holds."""
+        holds, None when it was made just now."""
         doing = f"declaring queue {name!r}"
         found = self.look_for_queue(name)
         if found is None:
@@ -99,7 +99,12 @@ class Topology:
             )
             if refused is not None:
                 self._accept_or_refuse_queue(refused, name, doing, is_there=found is not None)
-        return found.message_count if found else 0
+        return int(found.message_count) if found else None
+
+    def discard_queue(self, name: str) -> None:
+        """Delete one that was made in vain."""
+        doing = f"deleting queue {name!r}"
+        self._refusal(doing, lambda c: c.queue_delete(name, if_unused=True, if_empty=True))
 
     def own_queue(self, name: str) -> None:
         """Keep everyone else who asks for the queue away, for as long as this connection lasts.
@@ -164,13 +169,14 @@ class Topology:
         doing = f"looking at exchange {marker!r}"
         return None is not self._refusal(doing, lambda c: c.exchange_delete(marker, if_unused=True))
 
-    def remove_markers(self, queue: str) -> None:
-        """Those of a queue that is not wanted any more, and nobody else's."""
+    def remove_markers(self, queue: str) -> int:
+        """Those of a queue that is not wanted any more, and nobody else's; how many there were."""
         number = 0
         while self.has_exchange(marker := marker_of(queue, number)):
             delete = functools.partial(_delete_marker, marker=marker)
             self._refusal(f"removing exchange {marker!r}", delete)
             number += 1
+        return number
 
     def _look(self, doing: str, ask: Callable[[Any], Any]) -> Any | None:
         """The answer; None when there is no such thing."""
@@ -242,17 +248,22 @@ class Topology:
                 f"the broker at {self._address} has no exchange {name!r}, and names that begin "
                 "with 'amq.' are its own: choose another name"
             )
-        grant = (
-            ", or let this account create it: "
-            f"rabbitmqctl set_permissions -p '{self._address.vhost}' "
-            f"'{self._address.username}' '{re.escape(name)}' '.*' '.*'"
-            if may_create
-            else " (declare=passive never creates it)"
-        )
+        otherwise = " (declare=passive never creates it)"
+        if may_create:
+            configure, write, read = self._rights
+            with_it = _also(configure, name), write, read
+            otherwise = f", or let this account create it: {grant(self._address, with_it)}"
         raise BrokerRefused(
             f"there is no exchange {name!r} on the broker at {self._address}: have it created"
-            f"{grant}"
+            f"{otherwise}"
         )
+
+
+def _also(pattern: str, name: str) -> str:
+    """A pattern of rights that this name matches, too."""
+    if pattern == "^$":
+        return f"^({re.escape(name)})$"
+    return pattern if re.search(pattern, name) else f"{pattern[:-2]}|{re.escape(name)})$"
 
 
 def _delete_marker(channel: Any, marker: str) -> None:

@@ -30,7 +30,8 @@ def show(running: broker.Broker) -> None:
     for binding in api.get("bindings", vhost):
         if binding["source"]:  # the default exchange is bound to everything
             subscriptions[binding["source"]].append(binding)
-    print(f"{running.address}")
+    told = f", as {running.management_url} has it" if running.kind == "external" else ""
+    print(f"{running.address}{told}")
     for exchange in sorted(api.get("exchanges", vhost), key=lambda exchange: exchange["name"]):
         name = exchange["name"]
         if exchange["internal"]:  # nobody can publish to it

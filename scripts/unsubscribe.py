@@ -25,6 +25,9 @@ def main() -> int:
         topology = Topology(connection, address)
         found = topology.look_for_queue(given.queue)
         if found is None:
+            if topology.remove_markers(given.queue):
+                print(f"queue {given.queue!r} was gone already; what it had left is removed")
+                return 0
             raise SetupError(f"there is no queue {given.queue!r} on the broker at {address}")
         if found.consumer_count:
             raise SetupError(f"queue {given.queue!r} has a subscriber: stop it first")

@@ -408,6 +408,7 @@ class Unowned:
 
     path: str
     last_active: float  # seconds since 1970
+    last_received: float
     note: dict[str, Any]
 
 
@@ -424,8 +425,9 @@ def find_unowned(location: str) -> list[Unowned]:
             last_active = folder.last_active()
         except SpoolError:
             continue
-        if state is not None and any(Segment.parse(file.base_name) for file in files):
-            found.append(Unowned(folder.path, last_active, state.note))
+        received = [f.mtime.timestamp() for f in files if Segment.parse(f.base_name)]
+        if state is not None and received:
+            found.append(Unowned(folder.path, last_active, max(received), state.note))
     return found
 
 

@@ -9,6 +9,7 @@ from fanout_source.errors import BrokerRefused, OptionError
 from fanout_source.receiver import Receiver
 from fanout_source.source_options import SourceOptions
 from fanout_source.spool import read_slice
+from fanout_source.subscription import Subscription
 
 
 @pytest.fixture
@@ -126,3 +127,11 @@ def test_an_exchange_of_another_type_is_refused(receive, channel):
     channel.exchange_declare("logs", "topic")
     with pytest.raises(BrokerRefused, match=r"is of type 'topic', not 'fanout': .* say that type"):
         receive(lambda: 0, exchange="logs")
+
+
+def test_a_subscription_that_is_refused_leaves_no_queue(address, spool, management, vhost):
+    arguments = {"x-match": "some", "severity": "error"}
+    refused = Subscription(("amq.headers",), "headers", queue="made", binding_arguments=arguments)
+    with pytest.raises(BrokerRefused, match="x-match"):
+        Receiver(address, spool, refused).subscribe()
+    assert management.get("queues", vhost) == []

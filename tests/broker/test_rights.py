@@ -6,7 +6,8 @@ import re
 import pytest
 
 from fanout_source.connection import open_connection
-from fanout_source.errors import BrokerRefused
+from fanout_source.errors import BrokerRefused, PublishFailed
+from fanout_source.publisher import Publisher
 from fanout_source.receiver import Receiver
 from fanout_source.subscription import Subscription
 
@@ -26,6 +27,12 @@ def account(management, vhost, address):
 
     yield allow
     management.delete("users", name)
+
+
+@pytest.fixture
+def channel(address):
+    with open_connection(address) as connection:
+        yield connection.channel()
 
 
 @pytest.fixture(autouse=True)
@@ -80,3 +87,31 @@ def test_the_line_that_is_shown_grants_what_is_needed(account, spool, publish, m
     with Receiver(account(*rights), spool, subscription) as receiver:
         publish([b"hello"])
         assert receiver.wait_for_more(0, timeout_seconds=30) == 1
+
+
+@pytest.mark.parametrize("queue", [OWN, NAMED])
+def test_the_line_for_an_exchange_that_is_missing_is_enough_as_well(
+    account, spool, publish, address, queue
+):
+    subscription = Subscription(("new",), queue=queue)
+    with pytest.raises(BrokerRefused, match="there is no exchange 'new'") as refused:
+        Receiver(account("^$", "^$", "^$"), spool, subscription).subscribe()
+    said = str(refused.value)
+    rights = re.findall(r"'([^']*)'", said.split("set_permissions")[1])[2:5]
+    with Receiver(account(*rights), spool, subscription) as receiver:
+        with Publisher(address, "new") as publisher:
+            publisher.publish(b"hello")
+        assert receiver.wait_for_more(0, timeout_seconds=30) == 1
+    assert "in place of the rights that it has" in said
+
+
+def test_an_exchange_that_is_the_brokers_own_business_is_no_matter_of_rights(address, channel):
+    channel.exchange_declare("inside", "fanout", internal=True)
+    with (
+        pytest.raises(
+            PublishFailed, match=r"internal exchange.*: choose another exchange"
+        ) as error,
+        Publisher(address, "inside", declare="none") as publisher,
+    ):
+        publisher.publish(b"hello")
+    assert "set_permissions" not in str(error.value)

@@ -50,6 +50,22 @@ def test_a_queue_with_a_subscriber_or_without_existence_is_refused(unsubscribe, 
     assert "there is no queue 'adit'" in unsubscribe("adit").stderr
 
 
+def test_what_a_queue_has_left_that_went_by_itself_is_removed(
+    unsubscribe, address, management, vhost, tmp_path
+):
+    subscription = Subscription(queue="mine")
+    with Spool.create(str(tmp_path)) as spool, Receiver(address, spool, subscription):
+        pass
+    management.delete("queues", vhost, "mine")
+    ran = unsubscribe("mine")
+    assert (ran.returncode, ran.stdout) == (
+        0,
+        "queue 'mine' was gone already; what it had left is removed\n",
+    )
+    assert "mine.bound" not in [each["name"] for each in management.get("exchanges", vhost)]
+    assert "there is no queue 'mine'" in unsubscribe("mine").stderr
+
+
 def test_what_marks_the_subscription_goes_too_and_nothing_of_somebody_else(
     unsubscribe, channel, management, vhost, address, tmp_path
 ):

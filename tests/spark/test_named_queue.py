@@ -160,6 +160,27 @@ def test_a_checkpoint_that_is_gone_is_a_recorded_gap(read, start, rows, publish,
     assert str(kept) in report["lastGap"]["reason"]
 
 
+def test_what_was_read_with_another_checkpoint_meanwhile_is_a_recorded_gap(
+    read, start, rows, publish
+):
+    def run(name, sent):
+        publish(sent)
+        query = start(read(queue="audit"), name, subscribed=False, availableNow=True)
+        assert query.awaitTermination(90)
+        latest = json.loads(query.lastProgress.json)["sources"][0]["latestOffset"]
+        return latest["gaps"], (latest["lastGap"] or {}).get("reason", "")
+
+    assert run("one", []) == (0, "")
+    assert run("one", _numbers(0, 5)) == (0, "")
+    assert run("one", _numbers(5, 10)) == (0, "")
+    assert run("other", _numbers(10, 15))[0] == 1  # it is new, and the first one has had some
+    gaps, reason = run("one", _numbers(15, 20))
+    assert gaps == 1
+    assert "queue 'audit' was read with another checkpoint meanwhile" in reason
+    assert run("one", _numbers(20, 25))[0] == 1  # nobody else has had any since
+    assert [row.body for row in rows("one")] == _numbers(0, 10) + _numbers(15, 25)
+
+
 def test_a_second_query_on_the_queue_is_refused(read, start, publish):
     query = start(read(queue="audit"))
     publish([b"0"])

@@ -57,6 +57,7 @@ def test_names_are_read_without_regard_to_case():
         ({"queueArguments": "[1]"}, "queueArguments=[1]: must be a JSON object"),
         ({"queue": ""}, "option queue=: must not be empty"),
         ({"queue": "amq.mine"}, "option queue=amq.mine: names that begin with 'amq.'"),
+        ({"queue": "audit.owner"}, "option queue=audit.owner: a name that ends so is made for"),
         ({"queue": "q", "queueType": "lazy"}, "queueType=lazy: must be one of classic, quorum"),
         ({"queue": "a\nb"}, "has a line break"),
         ({"queue": "q" * 241}, "must have no more than 240 bytes"),

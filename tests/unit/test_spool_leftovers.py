@@ -14,7 +14,7 @@ from fanout_source.spool import (
     remove_leftovers,
 )
 from fanout_source.spool.folder import LocalFolder
-from spooled import age, batch, rows_in
+from spooled import age, batch, files, rows_in
 
 
 def test_a_start_removes_empty_and_forgotten_spools_and_no_others(disk):
@@ -121,9 +121,10 @@ def test_spools_with_messages_that_nobody_has_open_are_found(disk, by_name):
     times = [entry.stat().st_mtime for entry in os.scandir(os.path.join(disk, unread.id))]
 
     [found] = find_unowned(disk)
-    assert found == Unowned(
-        f"{disk}/{unread.id}", pytest.approx(max(times), abs=1e-3), {"queue": "a"}
-    )
+    latest = pytest.approx(max(times), abs=1e-3)
+    [segment] = files(unread)
+    received = pytest.approx(os.stat(segment).st_mtime, abs=1e-3)
+    assert found == Unowned(f"{disk}/{unread.id}", latest, received, {"queue": "a"})
     assert [e.stat().st_mtime for e in os.scandir(os.path.join(disk, unread.id))] == times
     owned.close()
 
