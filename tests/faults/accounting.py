@@ -23,7 +23,7 @@ class Account:
     lost: list[int]  # acked, and not in the sink
     doubled: list[int]
     unexplained: list[int]  # offsets before which messages are missing, without a recorded gap
-    disordered: int
+    disordered: int  # how often a message came before one that was published earlier
 
     @property
     def is_clean(self) -> bool:
@@ -41,13 +41,14 @@ def settle(
     present = set(counted)
     confirmed = [number for numbers in published for number in numbers]
     place = {number: position for position, number in enumerate(confirmed)}
+    missing = [0, *itertools.accumulate(number not in present for number in confirmed)]
     unexplained = [
         offset
         for (_, before), (offset, number) in itertools.pairwise(ordered)
         if offset not in gaps
         and before in place
         and number in place
-        and place[number] > place[before] + 1
+        and missing[place[number]] > missing[place[before]]
     ]
     return Account(
         messages=len(rows),

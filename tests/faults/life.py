@@ -45,7 +45,7 @@ class Life:
             for what, which in numbers.items()
             if which
         ]
-        if self.account.disordered:
+        if self.account.disordered and self.kind != "quorum":
             found.append(f"{self.kind}: {self.account.disordered} out of order")
         if self.kind == "exclusive":
             expected = self.subscriptions - 1

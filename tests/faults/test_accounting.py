@@ -40,6 +40,11 @@ def test_what_is_missing_without_a_gap_is_found_and_with_one_it_is_not():
     assert settle(PUBLISHED, acked, _without(11, 12), [6]).is_clean
 
 
+def test_what_comes_later_is_not_missing():
+    account = settle(PUBLISHED, ACKED, list(enumerate([0, 1, 10, 11, 2, 3, 4, 12, 13, 14])), [])
+    assert (account.unexplained, account.disordered) == ([], 1)
+
+
 def test_what_is_out_of_order_is_counted():
     swapped = list(enumerate([1, 0, *NUMBERS[2:]]))
     account = settle(PUBLISHED, ACKED, swapped, [])

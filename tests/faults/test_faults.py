@@ -1,5 +1,6 @@
 """Each fault, once, while messages flow: nothing acked is lost or doubled, each gap is recorded."""
 
+import dataclasses
 import random
 
 import pytest
@@ -43,6 +44,8 @@ def test_nothing_is_lost_or_doubled_through(world, fault):
     gaps, subscriptions = world.gap_count, world.witness.subscriptions
     fault.happen(world, random.Random())
     account = world.account()
+    if world.queue_type == "quorum":  # what it gives back twice may come in another order
+        account = dataclasses.replace(account, disordered=0)
     assert account.is_clean, account
     assert account.messages > 0
     recorded = world.gap_count - gaps
