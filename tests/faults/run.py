@@ -178,8 +178,9 @@ published at a steady rate. The witness between subscriber and broker counted wh
 - **seconds to recover**: from the end of the injection until a message that was published after it
   was received, synced and acked.
 
-In Parquet at the end: {totals}; out of order: {disordered}. A quorum queue does not keep the order of
-what it gives back a second time (rabbitmq-server issue 10499), all others do.
+In Parquet at the end: {totals}; out of order: {disordered}.
+A quorum queue does not keep the order of what it gives back a second time (rabbitmq-server issue
+10499), all others do.
 
 {table}
 """
