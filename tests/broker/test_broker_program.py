@@ -52,6 +52,7 @@ def _listeners_beyond_loopback(ports):
     return found
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("without_urls", "broker")  # the run's own broker makes it a second one
 def test_a_second_node_runs_beside_the_first_and_leaves_no_process(tmp_path):
     assert private_node.installed(), "this test needs rabbitmq-server on the machine"
@@ -115,6 +116,7 @@ def _node(run_dir):
     return int((run_dir / "node" / "node.pid").read_text())
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("without_urls")
 def test_a_node_that_was_killed_is_replaced_without_a_trace(tmp_path, broker):
     first = brokers.start(tmp_path)

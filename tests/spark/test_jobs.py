@@ -108,6 +108,7 @@ def _records(host, minute, *, errors, others):
         yield json.dumps(record).encode()
 
 
+@pytest.mark.long
 def test_alerts_are_published_once_for_each_host_and_window_that_passes(
     submit, publish, address, bound_queues, tmp_path
 ):

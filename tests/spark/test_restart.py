@@ -107,6 +107,7 @@ def _rows_of_batch(query, number):
     return range(count)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["spark.stop()", "Ctrl-C"])
 def test_an_application_that_is_ended_leaves_no_queue_and_a_whole_spool(
     subscriber, publish, rows, eventually, bound_queues, management, vhost, how
@@ -131,6 +132,7 @@ def test_an_application_that_is_ended_leaves_no_queue_and_a_whole_spool(
     assert process.wait(60) == 0
 
 
+@pytest.mark.long
 def test_two_queries_on_one_checkpoint_are_a_clear_error(
     read, start, subscriber, tmp_path, eventually, bound_queues
 ):

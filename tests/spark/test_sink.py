@@ -217,6 +217,7 @@ def test_a_connection_that_is_lost_on_the_way_is_made_again(spark, url, address,
     _assert_each_once_by_id(collected(), 30_000)
 
 
+@pytest.mark.long
 def test_a_broker_that_is_restarted_on_the_way_gets_the_rest_when_it_is_back(
     spark, url, address, write, collected, broker, eventually
 ):
