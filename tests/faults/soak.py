@@ -327,7 +327,7 @@ def _quarters(found: Curves, role: str) -> str:
     return f"{early:.0f} → {late:.0f}"
 
 
-_PAGE = """# An hour under steady load, a fault every minute
+_PAGE = """# Under steady load, a fault every minute
 
 `make soak` for {minutes:g} minutes with {rate:,} messages a second, seed {seed}; {where}.
 
