@@ -62,6 +62,6 @@ def _committed(folder: Path, first_offset: int) -> dict[int, float]:
                 shown[name] = entry.stat().st_mtime
     for name, moment in shown.items():
         offsets = pq.read_table(folder / name, columns=["offset"])["offset"]
-        if offsets[-1].as_py() >= first_offset:
+        if len(offsets) and offsets[-1].as_py() >= first_offset:
             found |= dict.fromkeys(offsets.to_pylist(), moment)
     return found
